@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         ScaledSign,
         TopK,
     )
-    from fedpage.core import optimizers, schedules
+    from fedpage.core import optimizers
     from fedpage.core.errors import InputError
     from fedpage.core.metrics import METRICS, Metric, metric
     from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         FedProx,
         SecantPAGE,
         SLocalSVRG,
+        schedules,
     )
     from fedpage.problems import (
         OBJECTIVES,
@@ -175,8 +176,8 @@ _PACKAGES = (
     "sklearn", "studies", "theory",
 )  # fmt: skip
 
-_OF_CORE = ("optimizers", "schedules")
-"""Modules of core that have a name of their own here."""
+_MODULES = {"optimizers": "fedpage.core.optimizers", "schedules": "fedpage.methods.schedules"}
+"""Modules that users reach by a short name."""
 
 __all__ = [
     "METHODS",
@@ -295,8 +296,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         value = getattr(import_module(_MODULE_OF[name]), name)
-    elif name in _OF_CORE:
-        value = import_module(f"fedpage.core.{name}")
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
     elif name in _PACKAGES:
         value = import_module(f"fedpage.{name}")
     else:

@@ -22,7 +22,6 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
-from fedpage.core.schedules import with_step
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
 from fedpage.data import Dataset, Partition, by_id
@@ -30,6 +29,7 @@ from fedpage.data.dataset import Label, class_targets
 from fedpage.engine.simulate import simulate
 from fedpage.engine.stopping import Stop
 from fedpage.methods import METHODS, SecantPAGE
+from fedpage.methods.schedules import with_step
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.losses import REGULARISERS
 from fedpage.runs.history import History

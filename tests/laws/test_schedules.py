@@ -11,8 +11,8 @@ from support import make_method, quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.core.schedules import Constant, Cosine, Schedule, Step, Warmup, at_round, with_step
 from fedpage.engine.simulate import Simulation
+from fedpage.methods.schedules import Constant, Cosine, Schedule, Step, Warmup, at_round, with_step
 from fedpage.runs.config import field_types
 
 CONSTANT = {

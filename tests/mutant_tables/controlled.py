@@ -110,7 +110,7 @@ SCAFFNEW = [
     Edit("public: fl-sim's ProxSkip sets y to x before it updates h", "Scaffnew.client",
          "x - client_state.y", "x - x"),
     Edit("public: fl-sim's ProxSkip throws the work of skipped rounds away", "Scaffnew.client",
-         "validate.geometric_steps(self.name, self.p, message.K[0])", "1"),
+         "geometric_steps(self.name, self.p, message.K[0])", "1"),
     Edit("public: fl-sim's ProxSkip communicates with probability 1-p", "Scaffnew.call",
          "draws.geometric(self.p)", "draws.geometric(1 - self.p)"),
     Edit("public: Glebzok/ProxSkip's Scaffnew samples cohorts", "Scaffnew.call",
@@ -125,7 +125,7 @@ RANDOM = [
          "_key(self._seed, STEPS, self.round)", "_key(self._seed, STEPS, 0)"),
 ]  # fmt: skip
 
-VALIDATE = [
+BASE = [
     Edit("geometric: any number of steps is accepted", "geometric_steps",
          "not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K", "K < 0.0"),
 ]  # fmt: skip
@@ -140,5 +140,5 @@ TABLES = {
     "methods/feddyn.py": FEDDYN,
     "methods/scaffnew.py": SCAFFNEW,
     "core/random.py": RANDOM,
-    "core/validate.py": VALIDATE,
+    "methods/base.py": BASE,
 }  # fmt: skip

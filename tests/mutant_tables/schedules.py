@@ -25,7 +25,7 @@ TRANSPORT = [
 ]  # fmt: skip
 
 TABLES = {
-    "core/schedules.py": SCHEDULED,
+    "methods/schedules.py": SCHEDULED,
     "engine/round.py": ROUND,
     "engine/local.py": TRANSPORT,
 }

@@ -406,7 +406,7 @@ def test_every_public_name_has_a_docstring_and_is_listed():
         assert thing is not None
         if name not in ("__version__", "METHODS"):
             assert thing.__doc__, name
-    modules = {*fp._PACKAGES, *fp._OF_CORE}
+    modules = {*fp._PACKAGES, *fp._MODULES}
     assert set(fp._MODULE_OF) | modules | {"__version__"} == set(fp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fp.nothing  # noqa: B018

@@ -10,7 +10,7 @@ import pytest
 import fedpage as fp
 from fedpage.cli.commands import describe_in_text
 from fedpage.core.errors import InputError
-from fedpage.core.schedules import (
+from fedpage.methods.schedules import (
     Constant,
     Cosine,
     OfFunction,
@@ -30,7 +30,7 @@ from fedpage.runs.config import MethodConfig
 
 OWN = """
 from dataclasses import dataclass
-from fedpage.core.schedules import Schedule
+from fedpage.methods.schedules import Schedule
 
 SCALE = 0.5
 
@@ -178,7 +178,7 @@ def test_functions_and_classes_of_a_file(own):
     assert str(root) == f"{own}@Root:0.3:0.5"
     warm = Schedule.from_text(f"warmup:2:{own}@decay")
     assert [warm.at(t) for t in (0, 1, 2, 3)] == [0.25, 0.5, 0.5, 0.25]
-    with pytest.raises(InputError, match="has no function of the round"):
+    with pytest.raises(InputError, match="function of the round"):
         Schedule.from_text(f"{own}@SCALE")
 
 

@@ -27,7 +27,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "methods.METHODS", "methods.FedPAGE", "methods.PAGE", "methods.FedAvg",
             "methods.FedProx", "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG",
             "methods.SecantPAGE",
-            "core.local_steps", "core.optimizers", "core.schedules",
+            "core.local_steps", "core.optimizers", "methods.schedules",
             "methods.registry", "methods.fair", "engine.check_method",
         ],
     ),

@@ -56,9 +56,8 @@ class Optimizer:
         if type(self) is Optimizer:
             raise InputError("optimizer: write one as text, such as momentum:0.9+clip:1")
         label = f"optimizer {self.label}"
-        validate.check_fields(self, label, {"weight_decay": validate.at_least_zero, **self.checks})
-        if self.clip is not None:
-            validate.positive(label, "clip", self.clip)
+        shared: Checks = {"weight_decay": validate.at_least_zero, "clip": validate.positive}
+        validate.check_fields(self, label, {**shared, **self.checks})
 
     def direction(
         self, gradient: Vector, y: Vector, moments: Moments, step: int

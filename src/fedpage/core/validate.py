@@ -34,14 +34,19 @@ def plain(method: DataclassInstance) -> None:
 def check_fields(value: DataclassInstance, label: str, checks: Checks) -> None:
     """Apply `plain` to a frozen dataclass, then the checks of its fields.
 
+    None is allowed where the annotation of a field has None.
+
     Args:
         value: The dataclass.
         label: Its name in error messages.
         checks: A function of this module for each field that is to be checked.
     """
     plain(value)
-    for name, check in checks.items():
-        check(label, name, getattr(value, name))
+    for field in fields(value):
+        own = getattr(value, field.name)
+        is_optional = own is None and "None" in str(field.type)
+        if field.name in checks and not is_optional:
+            checks[field.name](label, field.name, own)
 
 
 def _require(is_right: bool, method: str, name: str, rule: str, value: object) -> None:
@@ -53,12 +58,6 @@ def whole(method: str, name: str, value: object, least: int = 1) -> None:
     """Check a whole number of at least `least`."""
     is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
     _require(is_right, method, name, f"a whole number from {least} to {_LARGEST:,}", value)
-
-
-def batch(method: str, name: str, value: object) -> None:
-    """Check a minibatch size: a whole number of at least 1, or None for all rows."""
-    if value is not None:
-        whole(method, name, value)
 
 
 def positive(method: str, name: str, value: object) -> None:
@@ -100,20 +99,6 @@ def decay(method: str, name: str, value: object) -> None:
 def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
     """Check a word that must be one of several."""
     _require(is_word(value, words), method, name, f"one of {', '.join(words)}", value)
-
-
-def geometric(method: str, p: float) -> None:
-    """Check the parameter of a geometric number of local steps: in [1e-6, 1]."""
-    probability(method, "p", p)
-    if p < 1e-6:  # a round may have 37/p steps
-        raise InputError(f"{method}: p must be at least 1e-6, not {short_repr(p)}")
-
-
-def geometric_steps(method: str, p: float, K: float) -> int:
-    """Return the steps that a message asks for: at most 1 + 37/p, since a draw has 53 bits."""
-    if not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K:
-        raise InputError(f"{method}: a message asks for {K:g} local steps, which p={p} never gives")
-    return int(K)
 
 
 def check_sample(method: str, S: int, N: int) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
-from fedpage.core.schedules import at_peak
 from fedpage.core.types import AnyMethod, Oracle, Replies, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.simulate import Simulation, check_is_method
+from fedpage.methods.schedules import at_peak
 from fedpage.problems.quadratic import Quadratic
 from fedpage.runs.spec import RunOptions
 

@@ -18,7 +18,6 @@ from fedpage.codecs.message_codec import MessageCodec, MessageSize, Ranks
 from fedpage.core.capabilities import CountsEachClient, DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names, layout_of
-from fedpage.core.schedules import at_round, schedules_of
 from fedpage.core.types import (
     AnyArray,
     Call,
@@ -38,6 +37,7 @@ from fedpage.engine.devices import Clock
 from fedpage.engine.faults import FINE, HUGE, LATE, LOST, WRONG_SHAPE, FaultSampler, corrupt
 from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Chunk, Rejection
+from fedpage.methods.schedules import at_round, schedules_of
 
 _NO_CLIENTS: Ints = np.empty(0, dtype=np.int64)
 _NO_SECONDS: Vector = np.empty(0)

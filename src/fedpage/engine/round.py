@@ -13,13 +13,13 @@ from fedpage.callbacks.base import Event, Slowest
 from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.capabilities import DeviceArrays, to_device, to_host
 from fedpage.core.random import RoundDraws, check_seed
-from fedpage.core.schedules import at_round, effective_step, schedules_of
 from fedpage.core.types import Call, ClientStateT, Draws, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation, Mean
 from fedpage.engine.collect import Collector, Costs, TimedCosts
 from fedpage.engine.devices import Clock
 from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Transport
+from fedpage.methods.schedules import at_round, effective_step, schedules_of
 from fedpage.runs.checkpoint import Snapshot, state_from_tree, state_to_tree
 from fedpage.runs.fingerprint import Code, method_code
 

@@ -16,7 +16,6 @@ from fedpage.codecs.message_codec import MessageCodec, Ranks
 from fedpage.core.capabilities import NodeProblem, dtype_of
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
-from fedpage.core.schedules import at_round
 from fedpage.core.types import AnyMethod, DType
 from fedpage.flower import audit, messages
 from fedpage.flower.agreement import write_names
@@ -42,6 +41,7 @@ from fedpage.flower.node_evaluation import check_evaluation, evaluate_client
 from fedpage.flower.secure_aggregation import node as secure_node
 from fedpage.flower.secure_aggregation import protocol
 from fedpage.flower.secure_aggregation.node_state import NodeState
+from fedpage.methods.schedules import at_round
 from fedpage.runs.fingerprint import method_digest
 
 Handler = Callable[[Message, AppConfig, NodeConfig], Message]

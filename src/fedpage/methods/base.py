@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self, TypeVar
 from fedpage import codecs
 from fedpage.codecs import IDENTITY, Codec, Compressible
 from fedpage.codecs.message_codec import Kind
-from fedpage.core import schedules, validate
+from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.types import Call, Draws, Fields, MessageTypes, Problem
+from fedpage.core.validate import Check, Checks
+from fedpage.methods import schedules
 
-Check = Callable[[str, str, Any], None]
-"""Raises an InputError about a method's hyper-parameter: its name and its value."""
 Theorem = Callable[..., Any]
 F = TypeVar("F", bound=Theorem)
 
@@ -26,12 +26,29 @@ THEOREMS: dict[type, Theorem] = {}
 
 def constant(why: str) -> Check:
     """Return the check of a step size that cannot be a schedule, for a reason."""
-    return partial(schedules.check_constant, why=why)
+
+    def check(method: str, name: str, value: object) -> None:
+        if isinstance(value, schedules.Schedule):
+            raise InputError(f"{method}: {name} cannot be a schedule: {why}")
+        validate.positive(method, name, value)
+
+    return check
 
 
 def geometric(method: str, name: str, value: float) -> None:
     """Check the p of a geometric number of local steps, which is in [1e-6, 1]."""
-    validate.geometric(method, value)
+    validate.probability(method, name, value)
+    if value < 1e-6:  # a round may have 37/p steps
+        raise InputError(f"{method}: {name} must be at least 1e-6, not {value}")
+
+
+def geometric_steps(method: str, p: float, K: float) -> int:
+    """Return the steps that a message asks for: at most 1 + 37/p for 53 random bits."""
+    if not 1.0 <= K <= 1.0 + 37.0 / p or int(K) != K:
+        raise InputError(
+            f"{method}: a message asks for {K:g} local steps, which p={p} never gives"
+        )
+    return int(K)
 
 
 def one_of(words: Sequence[str]) -> Check:
@@ -54,16 +71,13 @@ class BaseMethod:
     needs_numpy: ClassVar[bool] = False
     """Whether its vectors must be numpy arrays, also on an accelerator."""
 
-    checks: ClassVar[Mapping[str, Check]] = {
+    checks: ClassVar[Checks] = {
         **dict.fromkeys(("S", "K", "b", "b0", "b1", "b2", "b3"), validate.whole),
         **dict.fromkeys(("eta", "eta_g", "eta_l"), schedules.check_step),
         **dict.fromkeys(("p", "q", "a", "m"), validate.probability),
         **dict.fromkeys(("beta", "beta1", "beta2"), validate.decay),
     }
-    """The check of each hyper-parameter by its name; those of a subclass are added.
-
-    None is allowed where the annotation of the hyper-parameter has None.
-    """
+    """The check of each hyper-parameter by its name; those of a subclass are added."""
     fixed: ClassVar[tuple[str, ...]] = ()
     """Hyper-parameters that must keep their defaults, or it is another method."""
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
@@ -100,15 +114,12 @@ class BaseMethod:
         cls.checks = {name: check for table in tables for name, check in table.items()}
 
     def __post_init__(self) -> None:
-        validate.plain(self)
+        validate.check_fields(self, self.name, self.checks)
         for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            is_optional = value is None and "None" in str(field.type)
-            if name in self.checks and not is_optional:
-                self.checks[name](self.name, name, value)
-            if name in self.fixed and value != field.default:
+            value = getattr(self, field.name)
+            if field.name in self.fixed and value != field.default:
                 raise InputError(
-                    f"{self.name}: {name} must be {field.default}, not {value}; "
+                    f"{self.name}: {field.name} must be {field.default}, not {value}; "
                     f"otherwise use {type(self).__mro__[1].name}"  # type: ignore[attr-defined]
                 )
         kinds: dict[str, Kind] = {"up": self.up_codecs, "down": self.down_codecs}

@@ -14,11 +14,11 @@ from typing import ClassVar, NamedTuple
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.codecs.message_codec import Kind
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.messages import Model
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class State(NamedTuple):

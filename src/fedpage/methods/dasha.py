@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.messages import as_scalar
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.fedpage import State
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class Difference(NamedTuple):

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.message_codec import as_received
 from fedpage.core.errors import InputError
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.base import BaseMethod, constant
 from fedpage.methods.ef21 import Reply
 from fedpage.methods.messages import Model
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class State(NamedTuple):

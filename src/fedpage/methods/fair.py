@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fedpage.core.capabilities import measures_step
-from fedpage.core.schedules import with_step
 from fedpage.core.types import AnyMethod
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.registry import MethodEntry
+from fedpage.methods.schedules import with_step
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from fedpage.core import validate
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Replies, Vector
 from fedpage.methods.fedavg_variants import BIASED, LocalTraining
 from fedpage.methods.messages import MomentumState, Move
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class AdaptiveState(NamedTuple):

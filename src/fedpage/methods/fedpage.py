@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.local_steps import local_page
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Fields, Oracle, Replies, Vector
 from fedpage.methods.base import BaseMethod, constant
 from fedpage.methods.messages import FullGradient, Gradient
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class State(NamedTuple):

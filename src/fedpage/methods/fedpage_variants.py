@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from fedpage.core import schedules
 from fedpage.core.local_steps import local_page
 from fedpage.core.types import Call, Draws, Fields, Flags, Oracle, Replies, Vector
-from fedpage.methods import passes
+from fedpage.methods import passes, schedules
 from fedpage.methods.fedpage import FedPAGE, State
 from fedpage.methods.messages import FullGradient, Gradient, TwoPoints
 from fedpage.methods.passes import Difference

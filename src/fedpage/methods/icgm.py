@@ -15,9 +15,8 @@ from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
-from fedpage.methods.base import BaseMethod, geometric
+from fedpage.methods.base import BaseMethod, geometric, geometric_steps
 from fedpage.methods.messages import (
     ChangeAndDrift,
     FullGradient,
@@ -26,6 +25,7 @@ from fedpage.methods.messages import (
     TwoPoints,
 )
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class State(NamedTuple):
@@ -161,7 +161,7 @@ class ICGM(BaseMethod):
         if isinstance(message, TwoPoints):
             g_prev = oracle.grad(message.x_prev, rows)
             return ChangeAndDrift(g - g_prev, g_prev - client_state.b), client_state
-        K = validate.geometric_steps(self.name, self.p, message.K[0])
+        K = geometric_steps(self.name, self.p, message.K[0])
         direction = local_sgd(
             oracle, message.x, K=K, eta=self.gradient_step, b=None,
             shift=message.g - g, mu=self.lam,

@@ -7,12 +7,12 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, Self
 
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import schedules
 from fedpage.core.errors import InputError
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.schedules import StepSize, peak_of
 from fedpage.core.types import Oracle, Vector
+from fedpage.methods import schedules
 from fedpage.methods.base import BaseMethod
+from fedpage.methods.schedules import StepSize, as_schedule
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class ProximalSteps(BaseMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.gamma is not None and peak_of(self.eta_l) > peak_of(self.gamma):
+        peak = as_schedule(self.eta_l).peak
+        if self.gamma is not None and peak > as_schedule(self.gamma).peak:
             raise InputError(
                 f"{self.name}: eta_l {self.eta_l!r} must be at most gamma "
                 f"{self.gamma!r}, or local steps overshoot"

@@ -10,14 +10,18 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import NamedTuple, Self
 
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
-from fedpage.methods.base import BaseMethod, constant, geometric
+from fedpage.methods.base import (
+    BaseMethod,
+    constant,
+    geometric,
+    geometric_steps,
+)
 from fedpage.methods.messages import ModelState, Move
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class Begin(NamedTuple):
@@ -107,7 +111,7 @@ class Scaffnew(BaseMethod):
     ) -> tuple[Move, ClientState]:
         """Correct h_i by x, then take K corrected steps."""
         x, h = message.x, client_state.h
-        K = validate.geometric_steps(self.name, self.p, message.K[0])
+        K = geometric_steps(self.name, self.p, message.K[0])
         if isinstance(message, Continue):  # line 11; x is the mean of the last y_K
             h = h + (x - client_state.y) / (self.eta / self.p)
         direction = local_sgd(oracle, x, K=K, eta=self.eta, b=self.b, shift=-h)

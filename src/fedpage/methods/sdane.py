@@ -14,11 +14,11 @@ from typing import NamedTuple, Self
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core import validate
 from fedpage.core.local_steps import local_sgd
-from fedpage.core.schedules import StepSize
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.messages import Gradient, Move, MoveAndGradient
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 
 class State(NamedTuple):

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.codecs.message_codec import as_received
 from fedpage.core import validate
-from fedpage.core.schedules import StepSize
 from fedpage.core.secant import SecantMetric, dot, new_metric, norm
 from fedpage.core.types import Call, Draws, Fields, Flags, Oracle, Replies, Vector
 from fedpage.methods import passes
@@ -21,6 +20,7 @@ from fedpage.methods.base import BaseMethod, one_of
 from fedpage.methods.messages import TwoPoints
 from fedpage.methods.passes import Difference, PassReply
 from fedpage.methods.registry import register
+from fedpage.methods.schedules import StepSize
 
 MetricName = Literal["auto", "full", "window", "none"]
 _LEAST = 1e-3

@@ -17,9 +17,9 @@ from fedpage.codecs.message_codec import Compressible
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names, layout_of
 from fedpage.core.random import RoundDraws
-from fedpage.core.schedules import Constant, Schedule
 from fedpage.core.types import AnyMethod, Replies
 from fedpage.methods.registry import GROUPS, METHODS, MethodEntry
+from fedpage.methods.schedules import Constant, Schedule
 from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")

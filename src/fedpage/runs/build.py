@@ -14,7 +14,6 @@ from fedpage.core import spec
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.files import import_object
 from fedpage.core.metrics import METRICS, find_quantile
-from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.data import Dataset, load
 from fedpage.data.files import table_suffix
@@ -23,6 +22,7 @@ from fedpage.data.registry import DATASETS
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.base import find_theorem
 from fedpage.methods.fair import at_step, match_terms
+from fedpage.methods.schedules import effective_step, with_step
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.losses import REGULARISERS, Reg
 from fedpage.problems.objectives import Objective

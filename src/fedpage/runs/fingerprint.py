@@ -18,8 +18,8 @@ from fedpage.core.columns import RecordEvery, check_record_every
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import PACKAGE, source_digest
 from fedpage.core.optimizers import Optimizer
-from fedpage.core.schedules import Schedule, effective_step, schedules_of
 from fedpage.core.types import AnyMethod, Vector
+from fedpage.methods.schedules import Schedule, effective_step, schedules_of
 from fedpage.runs.toml import drop_none, flatten
 
 _OF_CODECS = ("code.up", "code.down")

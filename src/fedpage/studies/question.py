@@ -15,11 +15,11 @@ from fedpage.core.capabilities import HasCode, HasConvexity
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
-from fedpage.core.schedules import effective_step
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import simulate
+from fedpage.methods.schedules import effective_step
 from fedpage.runs.fingerprint import code_digest, describe_start
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, start_of

@@ -18,8 +18,8 @@ from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.capabilities import dtype_of
 from fedpage.core.errors import InputError
-from fedpage.core.schedules import Schedule, effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
+from fedpage.methods.schedules import Schedule, effective_step, with_step
 
 Candidate: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""

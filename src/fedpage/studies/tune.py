@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.schedules import effective_step, with_step
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
+from fedpage.methods.schedules import effective_step, with_step
 from fedpage.runs.spec import RunOptions
 from fedpage.studies.question import (
     FRESH_SEED,

@@ -1,9 +1,9 @@
 """Schedules: step sizes that are functions of the round, given in place of a number.
 
-A schedule is a frozen value such as `Cosine(0.1, rounds=200)`. Before each round the engine
-replaces the schedules of a method by their numbers (`at_round`), so that methods compute with
-numbers only. A value depends on the round's number alone, so a resumed run and every node of a
-federation have the same steps.
+A schedule is a frozen value such as `Cosine(0.1, rounds=200)`. Before each round the
+engine replaces the schedules of a method by their numbers (`at_round`), so that methods
+compute with numbers only. A value depends on the round's number alone, so a resumed run
+and every node of a federation have the same steps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from fedpage.core.types import AnyMethod
 from fedpage.core.validate import Checks
 
 if TYPE_CHECKING:
-    # For a type checker a schedule is a float, because it may be given wherever a step size is
-    # expected, and methods never see one.
+    # For a type checker a schedule is a float, because it may be given wherever a step
+    # size is expected, and methods never see one.
     Base: TypeAlias = float
 else:
     Base = object
 
-S = TypeVar("S", bound="type[Schedule]")
 M = TypeVar("M", bound=AnyMethod)
 
 
 class Schedule(Base):
     """A step size for each round; the base class of all schedules.
 
-    Your own is a frozen dataclass with a method `at(round)`. Its fields are the numbers that follow
-    its name in text. `peak` and `scaled` may be overridden.
+    Your own is a frozen dataclass with a method `at(round)`. Its fields are the numbers
+    that follow its name in text. `peak` and `scaled` may be overridden.
     """
 
     label: ClassVar[str] = ""
@@ -63,17 +62,21 @@ class Schedule(Base):
         """Return this schedule with all values multiplied by a factor."""
         if not self.scales:
             return ScaledSchedule(factor, self)
-        values = {name: scale(getattr(self, name), factor) for name in self.scales}
+        own = ((name, getattr(self, name)) for name in self.scales)
+        values = {
+            name: step.scaled(factor) if isinstance(step, Schedule) else step * factor
+            for name, step in own
+        }
         return replace(self, **values)  # type: ignore[type-var]
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """Return the schedule of a text: its name and numbers, with colons between them.
+        """Return the schedule of a text: its name and numbers, with colons between.
 
         Args:
             text: "cosine:0.1:200:0.001", "step:0.1:50:0.5", "warmup:10:cosine:0.1:200",
-                "constant:0.1", or a function of the round or a schedule in a file, "file.py@name",
-                with a factor or its numbers after a colon.
+                "constant:0.1", or a function of the round or a schedule in a file,
+                "file.py@name", with a factor or its numbers after a colon.
 
         Returns:
             The schedule; `Schedule.from_text(str(schedule)) == schedule`.
@@ -124,28 +127,10 @@ StepSize: TypeAlias = float | Schedule
 """The type of a step size: a number, or a schedule."""
 
 
-register_schedule = SCHEDULES.register
-"""Register the decorated schedule under a name."""
-
-
 def check_step(method: str, name: str, value: object) -> None:
     """Check a step size: a schedule, or a finite number above 0."""
     if not isinstance(value, Schedule):
         validate.positive(method, name, value)
-
-
-def check_constant(method: str, name: str, value: object, why: str) -> None:
-    """Check a step size that has to be the same in all rounds: a finite number above 0.
-
-    Args:
-        method: The method's name.
-        name: The hyper-parameter.
-        value: Its value.
-        why: The reason, in a few words.
-    """
-    if isinstance(value, Schedule):
-        raise InputError(f"{method}: {name} cannot be a schedule: {why}")
-    validate.positive(method, name, value)
 
 
 def _import(spec: Spec) -> Schedule:
@@ -156,12 +141,14 @@ def _import(spec: Spec) -> Schedule:
         found.label = spec.name
         return spec.build(found, "schedule")
     if isinstance(found, type) or not callable(found):
-        raise InputError(f"{file}: has no function of the round and no Schedule {name!r}")
+        raise InputError(f"{file}: {name!r} is not a Schedule or function of the round")
     schedule = OfFunction(found, spec.name)
-    return spec.build(ScaledSchedule, "schedule", of=schedule) if spec.values else schedule
+    if not spec.values:
+        return schedule
+    return spec.build(ScaledSchedule, "schedule", of=schedule)
 
 
-@register_schedule("constant")
+@SCHEDULES.register("constant")
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same step in every round.
@@ -180,12 +167,13 @@ class Constant(Schedule):
         return self.value
 
 
-@register_schedule("cosine")
+@SCHEDULES.register("cosine")
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """A step that falls along half a cosine (Loshchilov and Hutter 2017, without restarts).
+    """A step that falls along half a cosine (Loshchilov and Hutter 2017).
 
-    It is final + (value - final)(1 + cos(pi round/rounds))/2, and `final` from round `rounds` on.
+    It is final + (value - final)(1 + cos(pi round/rounds))/2, and `final` from round
+    `rounds` on. There are no restarts.
 
     Args:
         value: The step of round 0.
@@ -208,17 +196,17 @@ class Cosine(Schedule):
     final: float | None = None
 
     def __post_init__(self) -> None:
-        if self.final is None:
-            validate.positive(f"schedule {self.label}", "value", self.value)
-            object.__setattr__(self, "final", self.value / 100)
         super().__post_init__()
+        if self.final is None:
+            object.__setattr__(self, "final", self.value / 100)
 
     def at(self, round: int) -> float:
         """Return the step of a round."""
         last = float(self.final or 0.0)
         if round >= self.rounds:
             return last
-        return last + (self.value - last) * (1 + math.cos(math.pi * round / self.rounds)) / 2
+        part = (1 + math.cos(math.pi * round / self.rounds)) / 2
+        return last + (self.value - last) * part
 
     @property
     def peak(self) -> float:
@@ -226,7 +214,7 @@ class Cosine(Schedule):
         return max(self.value, self.at(self.rounds))
 
 
-@register_schedule("step")
+@SCHEDULES.register("step")
 @dataclass(frozen=True)
 class Step(Schedule):
     """A step that is multiplied by a factor every so many rounds.
@@ -256,7 +244,7 @@ class Step(Schedule):
         return self.value * self.factor ** (round // self.every)
 
 
-@register_schedule("warmup")
+@SCHEDULES.register("warmup")
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """A step that grows linearly at first, and then follows another schedule.
@@ -279,45 +267,41 @@ class Warmup(Schedule):
 
     def at(self, round: int) -> float:
         """Return the step of a round."""
+        then = as_schedule(self.then)
         if round < self.rounds:
-            return value_at(self.then, 0) * (round + 1) / self.rounds
-        return value_at(self.then, round - self.rounds)
+            return then.at(0) * (round + 1) / self.rounds
+        return then.at(round - self.rounds)
 
     @property
     def peak(self) -> float:
         """The largest step of the schedule after the warm-up."""
-        return peak_of(self.then)
+        return as_schedule(self.then).peak
 
 
-@register_schedule("scaled")
+@SCHEDULES.register("scaled")
 @dataclass(frozen=True)
 class ScaledSchedule(Schedule):
     """Another schedule times a factor.
 
     Args:
         factor: The factor.
-        of: The schedule.
+        of: The schedule, or a number.
     """
 
-    checks: ClassVar[Checks] = {"factor": validate.positive}
+    checks: ClassVar[Checks] = {"factor": validate.positive, "of": check_step}
     scales = ("factor",)
 
     factor: float
-    of: Schedule
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.of, Schedule):
-            raise InputError(f"schedule scaled: of must be a schedule, not {short_repr(self.of)}")
+    of: StepSize
 
     def at(self, round: int) -> float:
         """Return the factor times the other schedule's step."""
-        return self.factor * self.of.at(round)
+        return self.factor * as_schedule(self.of).at(round)
 
     @property
     def peak(self) -> float:
         """The factor times the other schedule's largest step."""
-        return self.factor * self.of.peak
+        return self.factor * as_schedule(self.of).peak
 
 
 @dataclass(frozen=True)
@@ -327,8 +311,8 @@ class OfFunction(Schedule):
     Two are equal if their functions have the same code.
 
     Args:
-        function: Returns the step of a round, counted from 0. It must return the same number for
-            the same round, or a resumed run would not continue the first one.
+        function: Returns the step of a round, counted from 0. It must return the same
+            number for the same round, or a resumed run would not continue the first.
         source: The function's file and name as text, "file.py@name".
     """
 
@@ -339,9 +323,8 @@ class OfFunction(Schedule):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InputError(
-                f"schedule: must be a function of the round, not {short_repr(self.function)}"
-            )
+            what = short_repr(self.function)
+            raise InputError(f"schedule: must be a function of the round, not {what}")
         object.__setattr__(self, "digest", function_digest(self.function))
 
     def at(self, round: int) -> float:
@@ -349,36 +332,29 @@ class OfFunction(Schedule):
         try:
             value = self.function(round)
         except Exception as error:
+            what = f"{type(error).__name__}: {error}"
             raise InputError(
-                f"schedule {self}: fails in round {round} ({type(error).__name__}: {error})"
+                f"schedule {self}: fails in round {round} ({what})"
             ) from None
         return validate.as_number(value)
 
     def __str__(self) -> str:
-        return self.source or getattr(self.function, "__qualname__", repr(self.function))
+        name = getattr(self.function, "__qualname__", repr(self.function))
+        return self.source or name
 
 
-def value_at(step: StepSize, round: int) -> float:
-    """Return the number of a round of a schedule, or the number itself."""
-    return step.at(round) if isinstance(step, Schedule) else step
+def as_schedule(step: StepSize) -> Schedule:
+    """Return a schedule, or for a number the constant schedule."""
+    return step if isinstance(step, Schedule) else Constant(step)
 
 
-def peak_of(step: StepSize) -> float:
-    """Return the largest value of a schedule, or the number itself."""
-    return step.peak if isinstance(step, Schedule) else step
-
-
-def scale(step: StepSize, factor: float) -> StepSize:
-    """Return a schedule or a number times a factor."""
-    return step.scaled(factor) if isinstance(step, Schedule) else step * factor
-
-
-# --- methods with schedules -----------------------------------------------------------------------
+# --- methods with schedules -----------------------------------------------------------
 
 
 def schedules_of(method: object) -> dict[str, Schedule]:
     """Return the schedules among the hyper-parameters of a method, by name."""
-    return {name: value for name, value in vars(method).items() if isinstance(value, Schedule)}
+    values = vars(method).items()
+    return {name: value for name, value in values if isinstance(value, Schedule)}
 
 
 def at_round(method: M, round: int) -> M:
@@ -397,7 +373,7 @@ def at_round(method: M, round: int) -> M:
     found = schedules_of(method)
     if not found:
         return method
-    numbers: dict[str, Any] = {name: schedule.at(round) for name, schedule in found.items()}
+    numbers: dict[str, Any] = {name: each.at(round) for name, each in found.items()}
     try:
         return replace(method, **numbers)
     except InputError as error:
@@ -406,7 +382,9 @@ def at_round(method: M, round: int) -> M:
 
 def at_peak(method: M) -> M:
     """Return a method with the largest values of its schedules in their place."""
-    found: dict[str, Any] = {name: each.peak for name, each in schedules_of(method).items()}
+    found: dict[str, Any] = {
+        name: each.peak for name, each in schedules_of(method).items()
+    }
     return replace(method, **found) if found else method
 
 
