@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias
 
-from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.spec import Registry, number, parse, split_sum
 from fedpage.core.types import Vector
-from fedpage.core.validate import Checks
+from fedpage.core.validate import Checks, at_least_zero, check_fields, decay, flag, positive
 
 Moments: TypeAlias = tuple[Vector, ...]
 """The arrays (n, d) that pass from one step of a round to the next; () before the first."""
@@ -56,8 +55,8 @@ class Optimizer:
         if type(self) is Optimizer:
             raise InputError("optimizer: write one as text, such as momentum:0.9+clip:1")
         label = f"optimizer {self.label}"
-        shared: Checks = {"weight_decay": validate.at_least_zero, "clip": validate.positive}
-        validate.check_fields(self, label, {**shared, **self.checks})
+        shared: Checks = {"weight_decay": at_least_zero, "clip": positive}
+        check_fields(self, label, {**shared, **self.checks})
 
     def direction(
         self, gradient: Vector, y: Vector, moments: Moments, step: int
@@ -151,7 +150,7 @@ class Momentum(Optimizer):
         clip: As in `Optimizer`.
     """
 
-    checks: ClassVar[Checks] = {"beta": validate.decay, "nesterov": validate.flag}
+    checks: ClassVar[Checks] = {"beta": decay, "nesterov": flag}
 
     beta: float = 0.9
     nesterov: bool = field(default=False, kw_only=True)
@@ -188,11 +187,7 @@ class Adam(Optimizer):
         clip: As in `Optimizer`.
     """
 
-    checks: ClassVar[Checks] = {
-        "beta1": validate.decay,
-        "beta2": validate.decay,
-        "eps": validate.positive,
-    }
+    checks: ClassVar[Checks] = {"beta1": decay, "beta2": decay, "eps": positive}
 
     beta1: float = 0.9
     beta2: float = 0.999

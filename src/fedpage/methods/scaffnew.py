@@ -13,12 +13,7 @@ from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.local_steps import local_sgd
 from fedpage.core.messages import as_scalar
 from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
-from fedpage.methods.base import (
-    BaseMethod,
-    constant,
-    geometric,
-    geometric_steps,
-)
+from fedpage.methods.base import BaseMethod, constant, geometric, geometric_steps
 from fedpage.methods.messages import ModelState, Move
 from fedpage.methods.registry import register
 from fedpage.methods.schedules import StepSize

@@ -20,7 +20,7 @@ from fedpage.core.files import import_object
 from fedpage.core.function_digest import function_digest
 from fedpage.core.spec import Registry, Spec, number, parse
 from fedpage.core.types import AnyMethod
-from fedpage.core.validate import Checks
+from fedpage.core.validate import Checks, positive, probability, whole
 
 if TYPE_CHECKING:
     # For a type checker a schedule is a float, because it may be given wherever a step
@@ -130,7 +130,7 @@ StepSize: TypeAlias = float | Schedule
 def check_step(method: str, name: str, value: object) -> None:
     """Check a step size: a schedule, or a finite number above 0."""
     if not isinstance(value, Schedule):
-        validate.positive(method, name, value)
+        positive(method, name, value)
 
 
 def _import(spec: Spec) -> Schedule:
@@ -157,7 +157,7 @@ class Constant(Schedule):
         value: The step size.
     """
 
-    checks: ClassVar[Checks] = {"value": validate.positive}
+    checks = {"value": positive}
     scales = ("value",)
 
     value: float
@@ -184,11 +184,7 @@ class Cosine(Schedule):
     [0.1, 0.088, 0.06, 0.032, 0.02, 0.02]
     """
 
-    checks: ClassVar[Checks] = {
-        "value": validate.positive,
-        "rounds": validate.whole,
-        "final": validate.positive,
-    }
+    checks = {"value": positive, "rounds": whole, "final": positive}
     scales = ("value", "final")
 
     value: float
@@ -228,11 +224,7 @@ class Step(Schedule):
     [0.8, 0.8, 0.4, 0.4, 0.2]
     """
 
-    checks: ClassVar[Checks] = {
-        "value": validate.positive,
-        "every": validate.whole,
-        "factor": validate.probability,
-    }
+    checks = {"value": positive, "every": whole, "factor": probability}
     scales = ("value",)
 
     value: float
@@ -259,7 +251,7 @@ class Warmup(Schedule):
     [0.2, 0.4, 0.6000000000000001, 0.8, 0.8, 0.8]
     """
 
-    checks: ClassVar[Checks] = {"rounds": validate.whole, "then": check_step}
+    checks = {"rounds": whole, "then": check_step}
     scales = ("then",)
 
     rounds: int
@@ -288,7 +280,7 @@ class ScaledSchedule(Schedule):
         of: The schedule, or a number.
     """
 
-    checks: ClassVar[Checks] = {"factor": validate.positive, "of": check_step}
+    checks = {"factor": positive, "of": check_step}
     scales = ("factor",)
 
     factor: float
