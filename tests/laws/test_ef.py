@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,9 +35,7 @@ EVERY = list(range(M))
 class FirstTwice(Identity):
     """Send twice the even entries: a codec with omega = 1 that plain Python can follow."""
 
-    @property
-    def is_cast(self) -> bool:
-        return False
+    is_cast: ClassVar[bool] = False
 
     def omega(self, d: int) -> float:
         return 1.0

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedpage.codecs import kernels
-from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws, fold_each
 from fedpage.core.spec import Registry, parse, split_sum, split_wrapper
@@ -27,6 +26,8 @@ from fedpage.core.types import Ints, Vector
 C = TypeVar("C", bound="type[Codec]")
 Payload = NDArray[np.uint8]
 Symbols = NDArray[np.uint64]
+Parts = list[Symbols]
+"""The symbols of each part of a layout, (n, count)."""
 
 
 class Keys(NamedTuple):
@@ -114,7 +115,7 @@ def floats_of(symbols: Symbols, dtype: DTypeLike) -> Vector:
     return symbols.astype(np.uint32).view(np.float32)
 
 
-def write_rows(parts: list[Symbols], layout: list[Field]) -> Payload:
+def write_rows(parts: Parts, layout: list[Field]) -> Payload:
     """Pack each row's symbols into bits; each row is padded to whole bytes."""
     n = len(parts[0])
     size = row_bytes(layout)
@@ -133,7 +134,7 @@ def write_rows(parts: list[Symbols], layout: list[Field]) -> Payload:
     return payload.reshape(-1)
 
 
-def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> list[Symbols]:
+def read_rows(payload: Payload, n: int, layout: list[Field], name: str) -> Parts:
     """Unpack what `write_rows` has packed.
 
     Raises:
@@ -201,16 +202,10 @@ class Codec:
     """Whether it uses keys."""
     needs_ranks: ClassVar[bool] = False
     """Whether it needs the ranks of all called clients: then only their mean is usable."""
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether every vector takes the same number of bits."""
-        return True
-
-    @property
-    def is_cast(self) -> bool:
-        """Whether it only rounds each number to a shorter format, or to none."""
-        return False
+    has_fixed_size: ClassVar[bool] = True
+    """Whether every vector takes the same number of bits."""
+    is_cast: ClassVar[bool] = False
+    """Whether it only rounds each number to a shorter format, or changes nothing."""
 
     @property
     def is_unbiased(self) -> bool:
@@ -239,13 +234,11 @@ class Codec:
         """Return the parts of a row's payload."""
         raise NotImplementedError
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+    def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return what is sent, a (n, count) array for each part of the layout."""
         raise NotImplementedError
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
+    def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the vectors that were sent, times the gain.
 
         Raises:
@@ -365,10 +358,7 @@ class Identity(Codec):
     7872
     """
 
-    @property
-    def is_cast(self) -> bool:
-        """Nothing is lost."""
-        return True
+    is_cast: ClassVar[bool] = True
 
     def omega(self, d: int) -> float:
         """Return 0: nothing is lost."""
@@ -378,13 +368,11 @@ class Identity(Codec):
         """Send d floats."""
         return [Field(d, width_of(dtype))]
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+    def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return the bits of the numbers."""
         return [bits_of(v)]
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
+    def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the numbers with these bits."""
         return times(floats_of(parts[0], dtype), gain)
 
@@ -452,27 +440,3 @@ def _simple(text: str, whole: str) -> Codec:
     if name not in CODECS:
         raise InputError(f"{CODECS.unknown(name)} (see `fedpage codecs`)")
     return spec.build(CODECS[name], "codec")
-
-
-def check_count(codec: Codec, name: str, value: object) -> None:
-    """Raise an InputError unless a value is a whole number above 0, or a share of d in (0, 1)."""
-    if isinstance(value, float):
-        if not 0.0 < value < 1.0:
-            raise InputError(
-                f"{codec.label}: {name} must be a whole number, or a share of d between 0 and 1, "
-                f"not {short_repr(value)}"
-            )
-    else:
-        validate.whole(codec.label, name, value)
-
-
-def count_of(codec: Codec, k: float, d: int) -> int:
-    """Return how many of d numbers are kept.
-
-    Raises:
-        InputError: There are fewer than k.
-    """
-    count = max(1, round(k * d)) if isinstance(k, float) else int(k)
-    if count > d:
-        raise InputError(f"{codec}: cannot keep {k} of {d} numbers; choose k of at most {d}")
-    return count

@@ -46,7 +46,7 @@ class Wrapped(Codec):
         return self.inner[0].needs_ranks
 
     @property
-    def has_fixed_size(self) -> bool:
+    def has_fixed_size(self) -> bool:  # type: ignore[override]
         """Whether every vector takes the same number of bits."""
         return self.inner[0].has_fixed_size
 

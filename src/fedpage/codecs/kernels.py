@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fedpage.core.jit import compile_kernel
 from fedpage.core.random import fold_each, shuffle, word_at
-from fedpage.core.types import Vector
+from fedpage.core.types import Ints, Vector
 
 Symbols = NDArray[np.uint64]
 Positions = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 
 _fast: Any = compile_kernel
-_0, _1, _12, _41, _52 = (np.uint64(s) for s in (0, 1, 12, 41, 52))
+_0, _1, _52 = np.uint64(0), np.uint64(1), np.uint64(52)
 
 
 @_fast
@@ -65,35 +65,35 @@ def unpack(payload: Bytes, width: int, starts: NDArray[np.int64], out: Symbols) 
 
 
 @_fast
-def spread(v: Vector, positions: Positions, gain: float) -> Vector:
-    """Return v times gain at each row's positions and 0 elsewhere."""
-    n, d = v.shape
-    out = np.zeros((n, d), v.dtype)
-    for i in range(n):
-        for j in range(positions.shape[1]):
+def gather(v: Vector, rows: Ints, positions: Positions) -> Vector:
+    """Return the values at the positions of each of these rows."""
+    m, k = positions.shape
+    out = np.empty((m, k), v.dtype)
+    for i in range(m):
+        for j in range(k):
+            out[i, j] = v[rows[i], np.int64(positions[i, j])]
+    return out
+
+
+@_fast
+def scatter(values: Vector, rows: Ints, positions: Positions, gain: float, out: Vector) -> None:
+    """Write values times gain to the positions of each of these rows."""
+    m, k = positions.shape
+    for i in range(m):
+        for j in range(k):
+            out[rows[i], np.int64(positions[i, j])] = values[i, j] * gain
+
+
+@_fast
+def spread(v: Vector, rows: Ints, positions: Positions, gain: float) -> Vector:
+    """Return v times gain at the positions of each of these rows, and 0 elsewhere."""
+    m, k = positions.shape
+    out = np.zeros(v.shape, v.dtype)
+    for i in range(m):
+        for j in range(k):
             at = np.int64(positions[i, j])
-            out[i, at] = v[i, at] * gain
+            out[rows[i], at] = v[rows[i], at] * gain
     return out
-
-
-@_fast
-def gather(v: Vector, positions: Positions) -> Vector:
-    """Return the values at each row's positions."""
-    n, k = positions.shape
-    out = np.empty((n, k), v.dtype)
-    for i in range(n):
-        for j in range(k):
-            out[i, j] = v[i, np.int64(positions[i, j])]
-    return out
-
-
-@_fast
-def scatter(values: Vector, positions: Positions, gain: float, out: Vector) -> None:
-    """Write values times gain to each row's positions."""
-    n, k = positions.shape
-    for i in range(n):
-        for j in range(k):
-            out[i, np.int64(positions[i, j])] = values[i, j] * gain
 
 
 @_fast
@@ -121,35 +121,21 @@ def spread_blocks(
 
 
 @_fast
-def natural64(bits: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Round float64 bits to sign and exponent at random, as 12-bit symbols."""
+def natural(bits: Any, keys: NDArray[np.uint64]) -> Symbols:
+    """Round the bits of float64 or float32 to sign and exponent at random."""
     n, d = bits.shape
     out = np.empty((n, d), np.uint64)
+    digits = np.uint64(52 if bits.itemsize == 8 else 23)
+    infinite = np.uint64(0x7FF if bits.itemsize == 8 else 0xFF)
     for i in range(n):
         for j in range(d):
-            symbol = bits[i, j] >> _52
-            mantissa = bits[i, j] & np.uint64(0xFFFFFFFFFFFFF)
-            exponent = symbol & np.uint64(0x7FF)
-            # exponent 0: zero and subnormals; 0x7FE: the largest; 0x7FF: infinity and NaN
-            is_between = (exponent > _0) & (exponent < np.uint64(0x7FE))
-            goes_up = is_between & ((word_at(keys[i], j) >> _12) < mantissa)
+            symbol = np.uint64(bits[i, j]) >> digits
+            mantissa = np.uint64(bits[i, j]) & ((_1 << digits) - _1)
+            exponent = symbol & infinite
+            # exponent 0: zero and subnormals; infinite - 1: the largest; infinite: also NaN
+            is_between = (exponent > _0) & (exponent < infinite - _1)
+            goes_up = is_between & ((word_at(keys[i], j) >> (np.uint64(64) - digits)) < mantissa)
             out[i, j] = symbol + np.uint64(goes_up)
-    return out
-
-
-@_fast
-def natural32(bits: NDArray[np.uint32], keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Round float32 bits to sign and exponent at random, as 9-bit symbols."""
-    n, d = bits.shape
-    out = np.empty((n, d), np.uint32)
-    for i in range(n):
-        for j in range(d):
-            symbol = bits[i, j] >> np.uint32(23)
-            mantissa = np.uint64(bits[i, j] & np.uint32(0x7FFFFF))
-            exponent = symbol & np.uint32(0xFF)
-            is_between = (exponent > np.uint32(0)) & (exponent < np.uint32(0xFE))
-            goes_up = is_between & ((word_at(keys[i], j) >> _41) < mantissa)
-            out[i, j] = symbol + np.uint32(goes_up)
     return out
 
 

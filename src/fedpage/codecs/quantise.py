@@ -14,7 +14,7 @@ from fedpage.codecs.base import (
     Codec,
     Field,
     Keys,
-    Symbols,
+    Parts,
     bits_of,
     floats_of,
     register_codec,
@@ -49,21 +49,17 @@ class Natural(Codec):
         """Send a sign and an exponent of 11 (float64) or 8 bits for each number."""
         return [Field(d, 12 if width_of(dtype) == 64 else 9)]
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+    def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return signs and exponents."""
-        v = np.ascontiguousarray(v)
-        if v.itemsize == 8:
-            return [kernels.natural64(v.view(np.uint64), keys.own)]
-        return [kernels.natural32(v.view(np.uint32), keys.own)]
+        words = np.uint64 if v.itemsize == 8 else np.uint32
+        return [kernels.natural(np.ascontiguousarray(v).view(words), keys.own)]
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
+    def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the powers of two."""
         if width_of(dtype) == 64:
             v: Vector = (parts[0] << np.uint64(52)).view(np.float64)
         else:
-            v = (parts[0].astype(np.uint32, copy=False) << np.uint32(23)).view(np.float32)
+            v = (parts[0].astype(np.uint32) << np.uint32(23)).view(np.float32)
         return times(v, gain)
 
 
@@ -102,14 +98,12 @@ class Dither(Codec):
         """Send the norm, then a sign and a level from 0 to s for each number."""
         return [Field(1, width_of(dtype)), Field(d, 1 + self.s.bit_length())]
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+    def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return norms and levels."""
         norm = kernels.norms(v)
         return [bits_of(norm)[:, None], kernels.dither(v, norm, keys.own, self.s)]
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
+    def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the levels times the norm."""
         norm = floats_of(parts[0], dtype)[:, 0]
         if (norm < 0.0).any():
@@ -151,13 +145,11 @@ class ScaledSign(Codec):
         """Send the mean absolute value, then the signs."""
         return [Field(1, width_of(dtype)), Field(d, 1)]
 
-    def symbols(self, v: Vector, keys: Keys) -> list[Symbols]:
+    def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return mean absolute values and signs."""
         return [bits_of(kernels.mean_sizes(v))[:, None], (v < 0.0).astype(np.uint64)]
 
-    def values(
-        self, parts: list[Symbols], d: int, dtype: DTypeLike, keys: Keys, gain: float
-    ) -> Vector:
+    def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the signs times the mean absolute value."""
         scale = floats_of(parts[0], dtype)[:, 0]
         if (scale < 0.0).any():

@@ -5,6 +5,7 @@ A sparsifier hands the numbers it keeps to a second codec: the identity, or the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -17,22 +18,19 @@ from fedpage.codecs.base import (
     Codec,
     Field,
     Keys,
+    Parts,
     Payload,
-    Symbols,
     bits_of,
-    check_count,
     check_length,
-    count_of,
     read_rows,
     register_codec,
     row_bits,
-    row_bytes,
     times,
     write_rows,
 )
 from fedpage.codecs.kernels import Positions
 from fedpage.core import validate
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import subsets
 from fedpage.core.types import Ints, Vector
 
@@ -40,23 +38,38 @@ _SECOND = 1
 """The word of the second codec's keys below the sparsifier's keys."""
 
 
-class Part(NamedTuple):
-    """Rows that keep the same number of numbers, and which ones."""
+class Group(NamedTuple):
+    """Rows that keep equally many numbers, and the positions of these numbers."""
 
-    rows: Ints | None
-    """(m,) row numbers, or None for all rows."""
+    rows: Ints
+    """(m,) row numbers, ascending."""
     kept: int
     """How many numbers each of these rows keeps."""
     positions: Positions | None
-    """(m, kept) where they are. If None, they are everywhere or in the payload."""
+    """(m, kept). If None, all numbers are kept or the payload has the positions."""
+
+    def take(self, v: Vector) -> Vector:
+        """Return the kept numbers of these rows, (m, kept)."""
+        if self.positions is None:
+            return v[self.rows]
+        taken: Vector = kernels.gather(v, self.rows, self.positions)
+        return taken
+
+    def put(self, values: Vector, gain: float, out: Vector) -> None:
+        """Write kept numbers times the gain to their places in out, (n, d)."""
+        if self.positions is None:
+            out[self.rows] = times(values, gain)
+        else:
+            kernels.scatter(values, self.rows, self.positions, gain, out)
 
 
 @dataclass(frozen=True)
 class Sparsifier(Codec):
     """Keep some of the numbers; the base class of sparsifiers.
 
-    A sparsifier defines `kept`, `parts`, `share` and `gain`, and its place in the payload if it has
-    to say which numbers it keeps. A row that is in no part sends nothing.
+    A sparsifier defines `kept`, `groups`, `share` and `gain`. If the keys do not tell which numbers
+    it keeps, it also defines `choose` and the index, a part of the payload. A row that is in no
+    group sends nothing.
     """
 
     def kept(self, d: int) -> int:
@@ -67,29 +80,29 @@ class Sparsifier(Codec):
         """Return the probability that a number is kept."""
         return self.kept(d) / d
 
-    def parts(self, d: int, keys: Keys) -> list[Part]:
-        """Return what rows keep, as far as client and server both know it."""
+    def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
+        """Return what n rows keep, as far as client and server both know it."""
         raise NotImplementedError
 
-    def choose(self, v: Vector, keys: Keys) -> list[Part]:
+    def choose(self, v: Vector, keys: Keys) -> list[Group]:
         """Return what the rows of v keep, as the client knows it."""
-        return self.parts(v.shape[1], keys)
+        return self.groups(len(v), v.shape[1], keys)
 
     def index_layout(self, d: int) -> list[Field]:
         """Return the parts of a payload that say which numbers are kept."""
         return []
 
-    def index_symbols(self, positions: Positions | None, d: int) -> list[Symbols]:
-        """Return what these parts hold."""
+    def index_symbols(self, positions: Positions | None, d: int) -> Parts:
+        """Return the symbols of the index."""
         return []
 
-    def read_positions(self, parts: list[Symbols], part: Part, d: int) -> Positions | None:
-        """Return which numbers are kept, from these parts or from the keys.
+    def read_positions(self, index: Parts, group: Group, d: int) -> Positions | None:
+        """Return which numbers are kept, from the index or from the keys.
 
         Raises:
             InputError: No vector has these symbols.
         """
-        return part.positions
+        return group.positions
 
     def gain_when_scaled(self, d: int) -> float:
         """Return 1: a sparsifier's gain is 1 + omega."""
@@ -103,10 +116,7 @@ class Sparsifier(Codec):
 
     def numbers(self, d: int, keys: Keys, second: Codec = IDENTITY) -> Ints:
         """Return how many numbers each row sends, (n,)."""
-        out = np.zeros(len(keys.own), np.int64)
-        for rows, count, _ in self.parts(d, keys):
-            out[_index(rows)] = second.floats(count)
-        return out
+        return self._measure(d, keys, second.floats)
 
     def bits(self, d: int, dtype: DTypeLike, second: Codec = IDENTITY) -> int:
         """Return the bits of one vector, before padding; the largest if they vary."""
@@ -114,42 +124,41 @@ class Sparsifier(Codec):
 
     def sizes(self, d: int, dtype: DTypeLike, keys: Keys, second: Codec = IDENTITY) -> Ints:
         """Return the bits of each row, before padding, (n,)."""
-        if self.has_fixed_size:
-            return np.full(len(keys.own), self.bits(d, dtype, second), np.int64)
+        index = self.index_layout(d)
+        return self._measure(d, keys, lambda kept: row_bits(index + second.layout(kept, dtype)))
+
+    def _measure(self, d: int, keys: Keys, measure: Callable[[int], int]) -> Ints:
+        """Return a measure of how many numbers each row keeps, 0 for rows that send nothing."""
         out = np.zeros(len(keys.own), np.int64)
-        for rows, count, _ in self.parts(d, keys):
-            out[_index(rows)] = row_bits(self.index_layout(d) + second.layout(count, dtype))
+        for group in self.groups(len(out), d, keys):
+            out[group.rows] = measure(group.kept)
         return out
 
     def transform(self, v: Vector, keys: Keys, gain: float, second: Codec = IDENTITY) -> Vector:
         """Return the vectors that the receiver will see."""
         chosen = self.choose(v, keys)
-        if second is IDENTITY and len(chosen) == 1 and chosen[0].rows is None:
-            out: Vector = kernels.spread(v, chosen[0].positions, gain)
+        if second is IDENTITY and len(chosen) == 1 and chosen[0].positions is not None:
+            out: Vector = kernels.spread(v, chosen[0].rows, chosen[0].positions, gain)
             return out
         out = np.zeros_like(v)
-        for rows, _, positions in chosen:
-            seen = second.transform(
-                _take(v, rows, positions), _keys_of_second(keys, rows, second), 1.0
-            )
-            _put(seen, rows, positions, gain, out)
+        for group in chosen:
+            own = _keys_of_second(keys, group, second)
+            group.put(second.transform(group.take(v), own, 1.0), gain, out)
         return out
 
     def encode_rows(self, v: Vector, keys: Keys, second: Codec = IDENTITY) -> Payload:
         """Return the bytes to send."""
-        d = v.shape[1]
-        sent = []
-        for rows, count, positions in self.choose(v, keys):
-            layout = second.layout(count, v.dtype) + self.index_layout(d)
-            symbols = second.symbols(_take(v, rows, positions), _keys_of_second(keys, rows, second))
-            symbols += self.index_symbols(positions, d)
-            sent.append((rows, write_rows(symbols, layout), row_bytes(layout)))
-        if len(sent) == 1 and sent[0][0] is None:
-            return sent[0][1]
-        sizes = -(-self.sizes(d, v.dtype, keys, second) // 8)
-        payload = np.zeros(int(sizes.sum()), np.uint8)
-        for rows, own, size in sent:
-            payload[_bytes_of(rows, sizes, size)] = own
+        n, d = v.shape
+        payload = np.empty(0, np.uint8)
+        for group in self.choose(v, keys):
+            layout = second.layout(group.kept, v.dtype) + self.index_layout(d)
+            symbols = second.symbols(group.take(v), _keys_of_second(keys, group, second))
+            sent = write_rows(symbols + self.index_symbols(group.positions, d), layout)
+            if len(group.rows) == n:
+                return sent
+            sizes = -(-self.sizes(d, v.dtype, keys, second) // 8)
+            payload = payload if len(payload) else np.zeros(int(sizes.sum()), np.uint8)
+            payload[_bytes_of(group.rows, sizes)] = sent
         return payload
 
     def decode_with(
@@ -158,67 +167,72 @@ class Sparsifier(Codec):
     ) -> Vector:  # fmt: skip
         """Return the vectors that were sent."""
         index, name = self.index_layout(d), str(self)
-        sizes = -(-self.sizes(d, dtype, keys, second) // 8)
-        if self.is_random or second.is_random:
-            n = len(keys.own)
-            check_length(payload, int(sizes.sum()), name)
-        else:
-            n = self.count_rows(payload, -(-self.bits(d, dtype, second) // 8), keys)
+        size = -(-self.bits(d, dtype, second) // 8)
+        is_random = self.is_random or second.is_random
+        n = len(keys.own) if is_random else max(1, len(payload) // size)
+        sizes = np.full(n, size)
+        if not self.has_fixed_size:
+            sizes = -(-self.sizes(d, dtype, keys, second) // 8)
+        check_length(payload, int(sizes.sum()), name)
         out: Vector = np.zeros((n, d), dtype)
-        for part in self.parts(d, keys):
-            rows, count, _ = part
-            layout = second.layout(count, dtype) + index
-            own = payload if rows is None else payload[_bytes_of(rows, sizes, row_bytes(layout))]
-            symbols = read_rows(own, n if rows is None else len(rows), layout, name)
-            positions = self.read_positions(symbols[len(layout) - len(index) :], part, d)
-            second_keys = _keys_of_second(keys, rows, second)
-            seen = second.values(symbols, count, dtype, second_keys, 1.0)
-            _put(seen, rows, positions, gain, out)
+        for group in self.groups(n, d, keys):
+            rows, kept, _ = group
+            layout = second.layout(kept, dtype) + index
+            sent = payload if len(rows) == n else payload[_bytes_of(rows, sizes)]
+            symbols = read_rows(sent, len(rows), layout, name)
+            positions = self.read_positions(symbols[len(layout) - len(index) :], group, d)
+            own = _keys_of_second(keys, group, second)
+            values = second.values(symbols, kept, dtype, own, 1.0)
+            group._replace(positions=positions).put(values, gain, out)
         return out
 
 
-def _index(rows: Ints | None) -> Ints | slice:
-    return slice(None) if rows is None else rows
-
-
-def _keys_of_second(keys: Keys, rows: Ints | None, second: Codec) -> Keys:
+def _keys_of_second(keys: Keys, group: Group, second: Codec) -> Keys:
     """Return the second codec's keys, whose streams differ from the sparsifier's."""
-    if rows is not None:
-        keys = keys.at(rows)
-    return keys.below(_SECOND) if second.is_random else keys
+    return keys.at(group.rows).below(_SECOND) if second.is_random else keys
 
 
-def _take(v: Vector, rows: Ints | None, positions: Positions | None) -> Vector:
-    """Return the kept numbers, (m, count)."""
-    own = v if rows is None else v[rows]
-    out: Vector = own if positions is None else kernels.gather(own, positions)
-    return out
+def _bytes_of(rows: Ints, sizes: Ints) -> Ints:
+    """Return where the payloads of these rows are, if all rows take `sizes` bytes, (n,).
 
-
-def _put(
-    values: Vector, rows: Ints | None, positions: Positions | None, gain: float, out: Vector
-) -> None:
-    """Write kept numbers times the gain to their places."""
-    if positions is None:
-        out[_index(rows)] = times(values, gain)
-    elif rows is None:
-        kernels.scatter(values, positions, gain, out)
-    else:
-        own = np.zeros((len(rows), out.shape[1]), out.dtype)
-        kernels.scatter(values, positions, gain, own)
-        out[rows] = own
-
-
-def _bytes_of(rows: Ints | None, sizes: Ints, size: int) -> Ints:
-    """Return where the payloads of these rows are, each of `size` bytes."""
+    The payloads of these rows are equally long.
+    """
     starts = np.cumsum(sizes) - sizes
-    places: Ints = (starts[_index(rows)][:, None] + np.arange(size)).ravel()
+    places: Ints = (starts[rows][:, None] + np.arange(sizes[rows].max(initial=0))).ravel()
     return places
+
+
+@dataclass(frozen=True)
+class _KeepK(Sparsifier):
+    """Keep k numbers of each row; the base class of RandK and TopK."""
+
+    k: float
+
+    def __post_init__(self) -> None:
+        validate.plain(self)
+        if not isinstance(self.k, float):
+            validate.whole(self.label, "k", self.k)
+        elif not 0.0 < self.k < 1.0:
+            raise InputError(
+                f"{self.label}: k must be a whole number, or a share of d between 0 and 1, "
+                f"not {short_repr(self.k)}"
+            )
+
+    def kept(self, d: int) -> int:
+        """Return k, or this share of d, at least 1.
+
+        Raises:
+            InputError: There are fewer than k numbers.
+        """
+        k = max(1, round(self.k * d)) if isinstance(self.k, float) else int(self.k)
+        if k > d:
+            raise InputError(f"{self}: cannot keep {k} of {d} numbers; choose k of at most {d}")
+        return k
 
 
 @register_codec("randk")
 @dataclass(frozen=True)
-class RandK(Sparsifier):
+class RandK(_KeepK):
     """Send k numbers that are chosen uniformly at random, times d/k.
 
     Unbiased with omega = d/k - 1. Client and server draw the same positions from the client's key,
@@ -231,16 +245,7 @@ class RandK(Sparsifier):
     (768, 9.25)
     """
 
-    k: float
     is_random: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        check_count(self, "k", self.k)
-
-    def kept(self, d: int) -> int:
-        """Return k."""
-        return count_of(self, self.k, d)
 
     def omega(self, d: int) -> float:
         """Return d/k - 1."""
@@ -250,10 +255,10 @@ class RandK(Sparsifier):
         """Return d/k."""
         return d / self.kept(d)
 
-    def parts(self, d: int, keys: Keys) -> list[Part]:
+    def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
         """Draw k positions for each row."""
         k = self.kept(d)
-        return [Part(None, k, subsets(keys.own, d, k))]
+        return [Group(np.arange(n), k, subsets(keys.own, d, k))]
 
 
 @register_codec("permk")
@@ -278,16 +283,12 @@ class PermK(Sparsifier):
     n: int | None = None
     is_random: ClassVar[bool] = True
     needs_ranks: ClassVar[bool] = True
+    has_fixed_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate.plain(self)
         if self.n is not None:
             validate.whole(self.label, "n", self.n)
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether every row keeps equally many numbers: no, unless n divides d."""
-        return False
 
     def kept(self, d: int) -> int:
         """Return d/n, rounded up."""
@@ -307,8 +308,8 @@ class PermK(Sparsifier):
         """Return the number of called clients."""
         return float(keys.called)
 
-    def parts(self, d: int, keys: Keys) -> list[Part]:
-        """Cut a shared permutation into n blocks, of two lengths if n does not divide d."""
+    def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
+        """Cut a shared permutation into a block for each called client, of at most two lengths."""
         ranks = self._check_ranks(d, keys)
         # which client has which block is random too: else those with longer blocks weigh more
         order, blocks = kernels.partition(keys.shared, d, keys.called)
@@ -319,7 +320,7 @@ class PermK(Sparsifier):
             rows = np.flatnonzero(is_in)
             if len(rows):
                 starts = block[rows] * short + np.minimum(block[rows], longer)
-                found.append(Part(rows, count, order[starts[:, None] + np.arange(count)]))
+                found.append(Group(rows, count, order[starts[:, None] + np.arange(count)]))
         return found
 
     def transform(self, v: Vector, keys: Keys, gain: float, second: Codec = IDENTITY) -> Vector:
@@ -350,7 +351,7 @@ class PermK(Sparsifier):
 
 @register_codec("topk")
 @dataclass(frozen=True)
-class TopK(Sparsifier):
+class TopK(_KeepK):
     """Send the k numbers with the largest absolute values, and their positions.
 
     Contractive with alpha = k/d. Of equal absolute values the one at the lower position is kept;
@@ -364,29 +365,20 @@ class TopK(Sparsifier):
     852
     """
 
-    k: float
-
-    def __post_init__(self) -> None:
-        validate.plain(self)
-        check_count(self, "k", self.k)
-
-    def kept(self, d: int) -> int:
-        """Return k."""
-        return count_of(self, self.k, d)
-
     def alpha(self, d: int) -> float:
         """Return k/d."""
         return self.kept(d) / d
 
-    def parts(self, d: int, keys: Keys) -> list[Part]:
+    def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
         """Leave the positions to the payload."""
-        return [Part(None, self.kept(d), None)]
+        return [Group(np.arange(n), self.kept(d), None)]
 
-    def choose(self, v: Vector, keys: Keys) -> list[Part]:
+    def choose(self, v: Vector, keys: Keys) -> list[Group]:
         """Find the k largest absolute values of each row."""
-        k = self.kept(v.shape[1])
+        n, d = v.shape
+        k = self.kept(d)
         bits = bits_of(np.asarray(v, np.float64))
-        return [Part(None, k, kernels.largest(bits, k))]
+        return [Group(np.arange(n), k, kernels.largest(bits, k))]
 
     def index_layout(self, d: int) -> list[Field]:
         """Send a list of positions or a bitmap, whichever is shorter."""
@@ -396,7 +388,7 @@ class TopK(Sparsifier):
         """Return whether a list of positions is no longer than a bitmap."""
         return self.kept(d) * _position_bits(d) <= d
 
-    def index_symbols(self, positions: Positions | None, d: int) -> list[Symbols]:
+    def index_symbols(self, positions: Positions | None, d: int) -> Parts:
         """Return the list of positions, or the bitmap."""
         assert positions is not None
         if self.sends_list(d):
@@ -405,16 +397,16 @@ class TopK(Sparsifier):
         np.put_along_axis(bitmap, positions.astype(np.int64), np.uint64(1), axis=1)
         return [bitmap]
 
-    def read_positions(self, parts: list[Symbols], part: Part, d: int) -> Positions:
+    def read_positions(self, index: Parts, group: Group, d: int) -> Positions:
         """Return the positions; a list must be ascending, and a bitmap must have k ones."""
-        (symbols,) = parts
+        (symbols,) = index
         if self.sends_list(d):
             if (symbols >= d).any() or (symbols[:, 1:] <= symbols[:, :-1]).any():
                 raise InputError(f"{self}: positions must be ascending and below {d}")
             return symbols.astype(np.uint32)
-        if (symbols.sum(axis=1) != part.kept).any():
-            raise InputError(f"{self}: the bitmap does not have {part.kept} ones")
-        positions: Positions = kernels.ones(symbols, part.kept)
+        if (symbols.sum(axis=1) != group.kept).any():
+            raise InputError(f"{self}: the bitmap does not have {group.kept} ones")
+        positions: Positions = kernels.ones(symbols, group.kept)
         return positions
 
 
@@ -443,7 +435,7 @@ class Bernoulli(Sparsifier):
         validate.probability(self.label, "q", self.q)
 
     @property
-    def has_fixed_size(self) -> bool:
+    def has_fixed_size(self) -> bool:  # type: ignore[override]
         """Whether every row takes the same number of bits: only if all are sent."""
         return self.q == 1.0
 
@@ -463,6 +455,6 @@ class Bernoulli(Sparsifier):
         """Return 1/q."""
         return 1.0 / self.q
 
-    def parts(self, d: int, keys: Keys) -> list[Part]:
+    def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
         """Throw each row's coin."""
-        return [Part(np.flatnonzero(kernels.coins(keys.own) < self.q), d, None)]
+        return [Group(np.flatnonzero(kernels.coins(keys.own) < self.q), d, None)]
