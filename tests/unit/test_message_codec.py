@@ -100,7 +100,8 @@ def test_a_field_with_a_reference_is_sent_as_its_change():
     wire = MessageCodec(method, D, np.dtype(np.float64))
     message = Ask(np.zeros(D), np.array([1.0, 2.0, 3.0, 4.0]))
     replies = Reply(np.ones((2, D)), np.tile(message.h, (2, 1)) + 0.5)
-    seen = wire.apply(message, replies, np.array([3, 5]), RoundDraws(0, 1))
+    state, clients = ClientState(np.zeros((2, D))), np.array([3, 5])
+    seen, _ = wire.finish(message, replies, state, clients, RoundDraws(0, 1))
     assert ((seen.g - message.h != 0).sum(axis=1) == 1).all()  # one coordinate of the change
     np.testing.assert_allclose((seen.g - message.h).sum(axis=1), 4 * 0.5)
     assert ((seen.u != 0).sum(axis=1) == 1).all()

@@ -97,11 +97,6 @@ def width_of(dtype: DTypeLike) -> int:
     return 8 * kind.itemsize
 
 
-def as_rows(v: Vector) -> Vector:
-    """Return v as a block of memory, for which alone the kernels are compiled."""
-    return v if v.flags.c_contiguous and v.flags.writeable else np.array(v, order="C")
-
-
 def bits_of(v: Vector) -> Symbols:
     """Return the bit patterns of floats."""
     v = np.ascontiguousarray(v)
@@ -263,26 +258,29 @@ class Codec:
         Raises:
             InputError: v has another shape or type, or the keys do not fit its rows.
         """
-        self.check_rows(v, keys)
-        return self.transform(as_rows(v), keys, self.gain(v.shape[1], keys))
+        return self.transform(self.check_rows(v, keys), keys, self.gain(v.shape[1], keys))
 
     def encode(self, v: Vector, keys: Keys) -> Payload:
         """Return the bytes to send: the rows' payloads one after the other, in whole bytes each.
 
         The arguments are those of `apply`.
         """
-        self.check_rows(v, keys)
-        return self.encode_rows(as_rows(v), keys)
+        return self.encode_rows(self.check_rows(v, keys), keys)
 
-    def check_rows(self, v: Vector, keys: Keys) -> None:
-        """Raise an InputError unless there is a row for each client and a key for each row."""
+    def check_rows(self, v: Vector, keys: Keys) -> Vector:
+        """Return v as a block of memory, for which alone the kernels are compiled.
+
+        Raises:
+            InputError: v does not have a row for each client, or a row does not have a key.
+        """
         if not isinstance(v, np.ndarray) or v.ndim != 2:
             raise InputError(f"{self}: give an array of a row for each client, (n, d): v[None]")
-        width_of(v.dtype)
+        width_of(v.dtype)  # refuses other types
         if self.is_random and (not isinstance(keys, Keys) or len(keys.own) != len(v)):
             raise InputError(
                 f"{self}: give a key for each of the {len(v)} rows: Keys.draw(seed, round, clients)"
             )
+        return v if v.flags.c_contiguous and v.flags.writeable else np.array(v, order="C")
 
     def encode_rows(self, v: Vector, keys: Keys) -> Payload:
         """Encode rows that are one block of memory."""
@@ -307,12 +305,8 @@ class Codec:
     ) -> Vector:
         """Decode with another gain."""
         layout = self.layout(d, dtype)
-        n = self.count_rows(payload, row_bytes(layout), keys)
+        n = len(keys.own) if self.is_random else max(1, len(payload) // row_bytes(layout))
         return self.values(read_rows(payload, n, layout, str(self)), d, dtype, keys, gain)
-
-    def count_rows(self, payload: Payload, size: int, keys: Keys) -> int:
-        """Return how many vectors a payload should hold; one without randomness needs no keys."""
-        return len(keys.own) if self.is_random else max(1, len(payload) // size)
 
     def bits(self, d: int, dtype: DTypeLike) -> int:
         """Return the bits of one vector, before padding; the largest if they vary."""

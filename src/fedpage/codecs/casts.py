@@ -22,13 +22,13 @@ class Cast(Codec):
     """Round each number to nearest even in a shorter format; the base class of casts."""
 
     is_cast: ClassVar[bool] = True
-    width: ClassVar[int] = 16
+    _width: ClassVar[int] = 16
     """The bits of a number."""
     digits: ClassVar[int]
     """The bits of the mantissa."""
     bias: ClassVar[int]
     """The bias of the exponent."""
-    stored: ClassVar[tuple[type[np.unsignedinteger[Any]], type[np.floating[Any]]]]
+    _stored: ClassVar[tuple[type[np.unsignedinteger[Any]], type[np.floating[Any]]]]
     """Integers and floats of numpy whose upper bits are the format."""
 
     def omega(self, d: int) -> float:
@@ -38,7 +38,7 @@ class Cast(Codec):
     def layout(self, d: int, dtype: DTypeLike) -> list[Field]:
         """Send d floats of the format."""
         width_of(dtype)
-        return [Field(d, self.width)]
+        return [Field(d, self._width)]
 
     def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return the bits of the rounded numbers."""
@@ -47,9 +47,9 @@ class Cast(Codec):
 
     def values(self, parts: Parts, d: int, dtype: DTypeLike, keys: Keys, gain: float) -> Vector:
         """Return the numbers with these bits."""
-        integers, floats = self.stored
+        integers, floats = self._stored
         words = parts[0].astype(integers)
-        if unused := 8 * words.itemsize - self.width:
+        if unused := 8 * words.itemsize - self._width:
             words <<= integers(unused)
         with np.errstate(invalid="ignore"):  # what is received may be any NaN
             return times(words.view(floats).astype(dtype), gain)
@@ -63,8 +63,10 @@ class Float32(Cast):
     Vectors of float32 are sent unchanged.
     """
 
-    width: ClassVar[int] = 32
-    stored = (np.uint32, np.float32)
+    _width: ClassVar[int] = 32
+    digits: ClassVar[int] = 23
+    bias: ClassVar[int] = 127
+    _stored = (np.uint32, np.float32)
 
     def symbols(self, v: Vector, keys: Keys) -> Parts:
         """Return the bits of the rounded numbers."""
@@ -89,7 +91,7 @@ class Float16(Cast):
 
     digits: ClassVar[int] = 10
     bias: ClassVar[int] = 15
-    stored = (np.uint16, np.float16)
+    _stored = (np.uint16, np.float16)
 
 
 @register_codec("bfloat16")
@@ -99,4 +101,4 @@ class BFloat16(Cast):
 
     digits: ClassVar[int] = 7
     bias: ClassVar[int] = 127
-    stored = (np.uint32, np.float32)
+    _stored = (np.uint32, np.float32)

@@ -210,20 +210,6 @@ def largest(bits: NDArray[np.uint64], k: int) -> Positions:
 
 
 @_fast
-def ones(symbols: Symbols, k: int) -> Positions:
-    """Return the positions of the k ones of each row of a bitmap."""
-    n, d = symbols.shape
-    out = np.empty((n, k), np.uint32)
-    for i in range(n):
-        filled = 0
-        for j in range(d):
-            if symbols[i, j] != _0:
-                out[i, filled] = np.uint32(j)
-                filled += 1
-    return out
-
-
-@_fast
 def norms(v: Vector) -> Vector:
     """Return each row's Euclidean norm, in the type of v: at least as large as any of its numbers.
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY, NO_KEYS, Codec, Keys, as_codec
 from fedpage.core.errors import InputError
@@ -70,10 +69,14 @@ class MessageSize(NamedTuple):
 class Ranks(NamedTuple):
     """The places of clients among all that are called, which PermK needs."""
 
-    ranks: Ints
+    ranks: Ints | None = None
     """(n,)"""
-    called: int
+    called: int = 0
     """How many are called."""
+
+
+NO_RANKS = Ranks()
+"""The ranks for codecs that do not need them."""
 
 
 class _Field(NamedTuple):
@@ -182,8 +185,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             )
         self.is_active = self.up != IDENTITY
         """Whether any reply passes through a codec."""
-        self.needs_ranks = self.is_active and self.up.needs_ranks
-        self.has_fixed_size = not self.is_active or self.up.has_fixed_size
+        self.needs_ranks, self.has_fixed_size = self.up.needs_ranks, self.up.has_fixed_size
         if self.is_active:
             self.up.bits(d, dtype)  # raises an error if the codec does not fit d
         if self.down != IDENTITY:
@@ -241,7 +243,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return {i for i, name in enumerate(names) if name not in numbers}
 
     def measure_replies(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
     ) -> MessageSize:
         """Return the size of the replies of all these clients together."""
         if self.has_fixed_size:
@@ -249,31 +251,28 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return MessageSize(*self._measure_each(message, clients, draws, ranks).sum(0).tolist())
 
     def reply_bytes(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
     ) -> Ints:
         """Return the bytes of the reply of each of these clients, (n,)."""
         return self._measure_each(message, clients, draws, ranks)[:, 2]
 
-    def _measure_each(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None
-    ) -> Ints:
+    def _measure_each(self, message: type, clients: Ints, draws: Draws, ranks: Ranks) -> Ints:
         """Return the numbers, bits and bytes of each client's reply, (n, 3)."""
         each = np.tile(np.array(self.reply_size[message], dtype=np.int64), (len(clients), 1))
         if not self.has_fixed_size:
             most = self.up.bits(self.d, self.dtype)
-            for field in self._fields[message]:
-                keys = self._keys(draws, clients, field, ranks)
+            for place, _ in self._fields[message]:
+                keys = self._keys(draws, clients, place, ranks)
                 sizes = self.up.sizes(self.d, self.dtype, keys)
                 each[:, 0] -= self.up.floats(self.d) - self.up.numbers(self.d, keys)
                 each[:, 1] -= most - sizes
                 each[:, 2] -= -(-most // 8) + (-sizes // 8)
         return each
 
-    def _keys(self, draws: Draws, clients: Ints, field: _Field, ranks: Ranks | None) -> Keys:
+    def _keys(self, draws: Draws, clients: Ints, place: int, ranks: Ranks) -> Keys:
         if not self.up.is_random:
             return NO_KEYS
-        own, shared = draws.client_keys(clients, field.place), draws.shared_key(field.place)
-        return Keys(own, shared) if ranks is None else Keys(own, shared, *ranks)
+        return Keys(draws.client_keys(clients, place), draws.shared_key(place), *ranks)
 
     def receive(self, message: MessageT) -> MessageT:
         """Return a message as clients see it, after `down`."""
@@ -286,28 +285,6 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         build: Callable[..., MessageT] = type(message)
         return build(*parts)
 
-    def apply(
-        self,
-        message: MessageT,
-        replies: ReplyT,
-        clients: Ints,
-        draws: Draws,
-        ranks: Ranks | None = None,
-    ) -> ReplyT:
-        """Return replies (n, d) as the server will see them, after `up`; see `finish`."""
-        fields = self._fields[type(message)]
-        if not fields:
-            return replies
-        parts: list[Any] = list(replies)
-        for field in fields:
-            keys = self._keys(draws, clients, field, ranks)
-            if field.reference is None:
-                parts[field.place] = self.up.apply(parts[field.place], keys)
-            else:
-                base = message[field.reference]
-                parts[field.place] = base + self.up.apply(parts[field.place] - base, keys)
-        return self.replies[type(message)].build(parts)
-
     def finish(
         self,
         message: MessageT,
@@ -315,9 +292,9 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         client_states: ClientStateT,
         clients: Ints,
         draws: Draws,
-        ranks: Ranks | None = None,
+        ranks: Ranks = NO_RANKS,
     ) -> tuple[ReplyT, ClientStateT]:
-        """Return replies as the server will see them, and the clients' states after sending them.
+        """Return replies (n, d) as the server will see them, and the clients' states after sending.
 
         Args:
             message: The message as these clients received it.
@@ -327,8 +304,16 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             draws: The round's random numbers.
             ranks: The clients' places among the called, where `needs_ranks`.
         """
-        if self.is_active:
-            replies = self.apply(message, replies, clients, draws, ranks)
+        if fields := self._fields[type(message)]:
+            parts: list[Any] = list(replies)
+            for place, reference in fields:
+                keys = self._keys(draws, clients, place, ranks)
+                if reference is None:
+                    parts[place] = self.up.apply(parts[place], keys)
+                else:
+                    base = message[reference]
+                    parts[place] = base + self.up.apply(parts[place] - base, keys)
+            replies = self.replies[type(message)].build(parts)
         if self._update is not None:
             client_states = self._update(message, replies, client_states)
         return replies, client_states
@@ -339,14 +324,14 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return _shapes(self.messages[message], coded)
 
     def reply_shapes(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks | None = None
+        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
     ) -> Shapes:
         """Return the size and type of each array of the reply that one client (1,) sends."""
         coded = dict.fromkeys(self._coded[message], self.up.bits(self.d, self.dtype))
         if not self.has_fixed_size:
-            for field in self._fields[message]:
-                keys = self._keys(draws, clients, field, ranks)
-                coded[field.place] = int(self.up.sizes(self.d, self.dtype, keys)[0])
+            for place, _ in self._fields[message]:
+                keys = self._keys(draws, clients, place, ranks)
+                coded[place] = int(self.up.sizes(self.d, self.dtype, keys)[0])
         return _shapes(self.replies[message], coded)
 
     def encode_message(self, message: MessageT) -> dict[str, AnyArray]:
@@ -367,33 +352,23 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         )
 
     def encode_reply(
-        self,
-        message: MessageT,
-        reply: ReplyT,
-        client: Ints,
-        draws: Draws,
-        ranks: Ranks | None = None,
+        self, message: MessageT, reply: ReplyT, client: Ints, draws: Draws, ranks: Ranks
     ) -> dict[str, AnyArray]:
         """Return the arrays that are sent for the reply (1, d) of one client (1,), by field."""
         layout = self.replies[type(message)]
         sent: dict[str, AnyArray] = {
             name: part[0] for name, part in zip(layout.fields, reply, strict=True)
         }
-        for field in self._fields[type(message)]:
-            change: Vector = reply[field.place]
-            if field.reference is not None:
-                change = change - message[field.reference]
-            keys = self._keys(draws, client, field, ranks)
-            sent[layout.fields[field.place]] = self.up.encode(change, keys)
+        for place, reference in self._fields[type(message)]:
+            change: Vector = reply[place]
+            if reference is not None:
+                change = change - message[reference]
+            keys = self._keys(draws, client, place, ranks)
+            sent[layout.fields[place]] = self.up.encode(change, keys)
         return sent
 
     def decode_reply(
-        self,
-        message: MessageT,
-        parts: Sequence[NDArray[Any]],
-        client: Ints,
-        draws: Draws,
-        ranks: Ranks | None = None,
+        self, message: MessageT, parts: Sequence[AnyArray], client: Ints, draws: Draws, ranks: Ranks
     ) -> ReplyT:
         """Return one client's reply, fields (d,), from the arrays that were received.
 
@@ -401,12 +376,10 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             InputError: The codec cannot decode them.
         """
         layout, decoded = self.replies[type(message)], list(parts)
-        for field in self._fields[type(message)]:
-            keys = self._keys(draws, client, field, ranks)
-            change = self.up.decode(parts[field.place], self.d, self.dtype, keys)[0]
-            if field.reference is not None:
-                change = message[field.reference] + change
-            decoded[field.place] = change
+        for place, reference in self._fields[type(message)]:
+            keys = self._keys(draws, client, place, ranks)
+            change = self.up.decode(parts[place], self.d, self.dtype, keys)[0]
+            decoded[place] = change if reference is None else message[reference] + change
         return layout.build(decoded)
 
 

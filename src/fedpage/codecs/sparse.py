@@ -406,8 +406,7 @@ class TopK(_KeepK):
             return symbols.astype(np.uint32)
         if (symbols.sum(axis=1) != group.kept).any():
             raise InputError(f"{self}: the bitmap does not have {group.kept} ones")
-        positions: Positions = kernels.ones(symbols, group.kept)
-        return positions
+        return np.nonzero(symbols > 0)[1].reshape(-1, group.kept).astype(np.uint32)
 
 
 def _position_bits(d: int) -> int:

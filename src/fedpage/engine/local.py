@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
-from fedpage.codecs.message_codec import MessageCodec, MessageSize, Ranks
+from fedpage.codecs.message_codec import NO_RANKS, MessageCodec, MessageSize, Ranks
 from fedpage.core.capabilities import CountsEachClient, DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names, layout_of
@@ -218,10 +218,10 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             seconds,
         )  # fmt: skip
 
-    def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks | None:
+    def _rank(self, clients: Ints, call: Call[MessageT]) -> Ranks:
         """Return the places of clients among all that are called, if the codec needs them."""
         if not self.codec.needs_ranks:
-            return None
+            return NO_RANKS
         cohort = call.clients if call.cohort is None else call.cohort
         return Ranks(np.searchsorted(cohort, clients), len(cohort))
 
