@@ -193,10 +193,7 @@ def _keys_of_second(keys: Keys, group: Group, second: Codec) -> Keys:
 
 
 def _bytes_of(rows: Ints, sizes: Ints) -> Ints:
-    """Return where the payloads of these rows are, if all rows take `sizes` bytes, (n,).
-
-    The payloads of these rows are equally long.
-    """
+    """Return where the payloads of these rows are, which are equally long."""
     starts = np.cumsum(sizes) - sizes
     places: Ints = (starts[rows][:, None] + np.arange(sizes[rows].max(initial=0))).ravel()
     return places
@@ -406,7 +403,8 @@ class TopK(_KeepK):
             return symbols.astype(np.uint32)
         if (symbols.sum(axis=1) != group.kept).any():
             raise InputError(f"{self}: the bitmap does not have {group.kept} ones")
-        return np.nonzero(symbols > 0)[1].reshape(-1, group.kept).astype(np.uint32)
+        columns = np.broadcast_to(np.arange(d, dtype=np.uint32), symbols.shape)
+        return columns[symbols > 0].reshape(-1, group.kept)
 
 
 def _position_bits(d: int) -> int:
