@@ -80,7 +80,7 @@ def _next_steps() -> str:
     lines += [
         "  fedpage run secantpage --clients 325 --rounds 500 --out my-run",
         "  fedpage choose --clients 325 --target 0.02 --budget 1m  # the best method for a task",
-        "  fedpage serve my-run  # the report of a run, live while it goes on",
+        "  fedpage watch my-run  # in another terminal, while the run goes on",
         "  fedpage --help",
     ]
     return "\n".join(lines)

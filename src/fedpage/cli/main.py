@@ -23,7 +23,7 @@ from fedpage.cli.resume import resume
 from fedpage.cli.run import run
 from fedpage.cli.study import app as study
 from fedpage.cli.tune import tune
-from fedpage.cli.watch import serve, watch
+from fedpage.cli.watch import watch
 from fedpage.core.errors import InputError, did_you_mean, one_line
 
 app = typer.Typer(
@@ -47,7 +47,6 @@ app.command(cls=Command, context_settings=_hyper_parameters)(tune)
 app.command(cls=Command)(reproduce)
 app.add_typer(study, name="study")
 app.command(cls=Command)(watch)
-app.command(cls=Command)(serve)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

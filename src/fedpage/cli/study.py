@@ -14,7 +14,8 @@ import typer
 
 from fedpage.cli.common import check_count, explain_os_errors
 from fedpage.cli.options import Command, JobsOption
-from fedpage.cli.output import Document, console, print_table, with_json
+from fedpage.cli.output import Document, console, with_json
+from fedpage.cli.watch import print_runs
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ OutOption = Annotated[
     typer.Option("--out", help="Directory of the report, figures and tables (default runs/NAME)."),
 ]
 _STORE = Path("runs") / "store"
+_MOST_SHOWN = 50
+"""The most runs that `study status` lists. With --json it lists all."""
 
 
 def _load(file: Path, changes: list[str] | None, store: Path) -> Study:
@@ -69,26 +72,8 @@ def run(
 @app.command(cls=Command)
 @with_json
 def status(file: FileArgument, changes: SetOption = None, store: StoreOption = _STORE) -> Document:
-    """Show how many runs of a study have ended."""
-    from fedpage.report.tables import Cell, Table
-
-    rows = _load(file, changes, store).status()
-    cells = tuple(
-        (
-            Cell(row.curve.problem),
-            Cell(row.curve.label),
-            Cell(row.curve.setting_text),
-            Cell(f"{row.finished}/{row.seeds}", row.finished),
-            Cell(str(row.running), row.running),
-        )
-        for row in rows
-    )
-    headings = ("problem", "method", "setting", "finished", "running")
-    table = Table(headings, cells, align="lllrr")
-    print_table(table)
-    finished, total = sum(row.finished for row in rows), sum(row.seeds for row in rows)
-    print(f"{finished} of {total} runs have ended.")
-    return {"finished": finished, "total": total, "curves": _rows(table)}
+    """Show the state of every run of a study."""
+    return print_runs(_load(file, changes, store).status(), limit=_MOST_SHOWN)
 
 
 @app.command(cls=Command)

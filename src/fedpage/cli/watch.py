@@ -1,23 +1,20 @@
-"""`fedpage watch` and `fedpage serve`: follow runs while they go on."""
+"""`fedpage watch`, which is also `fedpage deploy status`: follow runs in the terminal."""
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpage.cli.output import Document, console, with_json
+from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpage.report.watch import RunFollower
 
-_Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A directory with runs in it, at any depth.")
-]
-_Column = Annotated[
-    str, typer.Option("--column", help="The recorded column to show (default: the target's).")
-]
 _INTERVAL = 1.0
 """Seconds between two looks at the files."""
 _LINES_AROUND = 7
@@ -26,74 +23,62 @@ _LINES_AROUND = 7
 
 @with_json
 def watch(
-    directory: _Directory,
-    column: _Column = "",
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The directory of a run, or of many at any depth.")
+    ],
     once: Annotated[
         bool, typer.Option("--once", help="Print one table and end, as --json always does.")
     ] = False,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", help="Seconds to wait for a run that is about to begin.", min=0),
+    ] = 0.0,
 ) -> Document:
     """Follow runs in the terminal.
 
-    A table shows each run's state, round, rate and course until Ctrl-C.
+    The table shows the state, round, speed, remaining time and newest values of runs. It is redrawn
+    until Ctrl-C, or until the run has ended if DIR is the directory of one run. Simulations and
+    federations can be followed.
     """
-    import sys
-    import time
-
-    from fedpage.report.watch import RunFollower, watch_table
-
-    follower = RunFollower(directory)
-    follower.poll()
-    screen = console()
-    if once or sys.stdout is sys.stderr:  # with --json
-        screen.print(watch_table(follower, column))
-        return _describe(follower)
     from rich.live import Live
 
+    follower = _open(directory, wait)
+    screen = console()
+    if once or sys.stdout is sys.stderr:  # with --json
+        return print_runs(follower)
     try:
         with Live(console=screen, auto_refresh=False) as live:
             while True:
-                limit = screen.height - _LINES_AROUND
-                live.update(watch_table(follower, column, limit), refresh=True)
+                live.update(follower.table(screen.height - _LINES_AROUND), refresh=True)
+                if follower.has_ended:
+                    break
                 time.sleep(_INTERVAL)
                 follower.poll()
     except KeyboardInterrupt:
-        return _describe(follower)
+        pass
+    return {"runs": follower.describe()}
 
 
-def _describe(follower: RunFollower) -> Document:
-    """Return what the table shows, for `--json`."""
-    return {
-        "runs": [
-            {
-                "run": name,
-                "state": run.state,
-                "round": run.round,
-                "rounds": run.rounds,
-                "rate": run.rate,
-                "last": run.history.rows[-1] if run.history.rows else {},
-                "error": run.error,
-            }
-            for name, run in follower.runs.items()
-        ]
-    }
+def print_runs(follower: RunFollower, limit: int | None = None) -> Document:
+    """Print the table of runs once, and return its rows."""
+    console().print(follower.table(limit))
+    return {"runs": follower.describe()}
 
 
-def serve(
-    directory: _Directory,
-    column: _Column = "",
-    port: Annotated[
-        int, typer.Option("--port", help="The port; 0 for any that is free.", min=0, max=65535)
-    ] = 8765,
-) -> None:
-    """Serve the report of runs while they go on.
+def _open(directory: Path, wait: float) -> RunFollower:
+    """Read the runs in a directory, if need be after waiting until one is running or has ended."""
+    from fedpage.report.watch import RunFollower
 
-    The page is for this machine only (127.0.0.1), and changes when there are new records.
-    """
-    from fedpage.report.live import LiveReport, LiveServer
-
-    with LiveServer(LiveReport(directory, column), port) as server:
-        print(f"Report of {directory}: {server.url} (Ctrl-C ends it)", flush=True)
+    end = time.monotonic() + wait
+    while True:
+        is_late = time.monotonic() >= end
         try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return
+            follower = RunFollower(directory)
+            follower.poll()
+            runs = follower.runs.values()
+            if is_late or any(run.state.is_live or run.history.ended for run in runs):
+                return follower
+        except InputError:
+            if is_late:
+                raise
+        time.sleep(_INTERVAL)

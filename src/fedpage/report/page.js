@@ -5,7 +5,7 @@
 // target, one style for a method in every file, and SVG that can be saved.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const hiddenCurves = {};  // labels by the figure's name; they outlive an update of a live page
+const hiddenCurves = {};  // labels by the figure's name
 let report, printing = false;
 
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -136,34 +136,9 @@ function start() {
   drawAll();
 }
 
-// Takes over what a newer version of the page shows, and keeps what the reader has chosen.
-async function update() {
-  const answer = await fetch(location.pathname, {cache: "no-store"});
-  if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const fields = all(".menus select, .menus input").map(f => [f.id, f.type === "checkbox" ? f.checked : f.value]);
-  const open = all("details[open]").map(d => d.id);
-  document.querySelector("main").replaceWith(fresh.querySelector("main"));
-  document.getElementById("data").textContent = fresh.getElementById("data").textContent;
-  for (const [id, value] of fields) {
-    const field = menu(id);
-    if (field === null) continue;
-    if (field.type === "checkbox") field.checked = value;
-    else if ([...field.options].some(option => option.value === value)) field.value = value;
-  }
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  start();
-}
-
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
 addEventListener("beforeprint", () => { printing = true; drawAll(); });
 addEventListener("afterprint", () => { printing = false; drawAll(); });
 dark.addEventListener("change", drawAll);
 start();
-if (document.body.dataset.events) {
-  const state = document.getElementById("live"), source = new EventSource(document.body.dataset.events);
-  source.addEventListener("open", () => { state.textContent = "live"; });
-  source.addEventListener("error", () => { state.textContent = "not connected"; });
-  source.addEventListener("change", () => update().catch(() => { state.textContent = "not connected"; }));
-}

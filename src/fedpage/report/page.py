@@ -89,53 +89,6 @@ def write(
     Returns:
         The path.
     """
-    page = render(
-        title=title,
-        figures=figures,
-        settings=settings,
-        columns=columns,
-        axes=axes,
-        claims=claims,
-        tables=tables,
-        note=note,
-        picture=picture,
-        command=command,
-        command_note=command_note,
-        target=target,
-        runs=runs,
-        run_links=run_links,
-        home=home,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-def render(
-    *,
-    title: str,
-    figures: Sequence[FigureRuns],
-    settings: Mapping[str, object],
-    columns: Sequence[str] = ("grad_norm", "loss"),
-    axes: Sequence[str] = AXES,
-    claims: Sequence[object] = (),
-    tables: Sequence[Table] = (),
-    note: str = "",
-    picture: Path | None = None,
-    command: str = "",
-    command_note: str = "",
-    target: tuple[str, float] | None = None,
-    runs: Sequence[History] = (),
-    run_links: Sequence[str] = (),
-    home: str = "",
-    events: str = "",
-) -> str:
-    """Return the HTML of `write`.
-
-    Args beyond those of `write`:
-        events: The address of server-sent events; the page updates itself at each of them, and has
-            no picture for readers without a script.
-    """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
@@ -149,7 +102,6 @@ def render(
     scripts = (
         folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
     )
-    is_static = not (events or home)
     html: str = environment.get_template("page.html").render(
         title=title,
         note=note,
@@ -158,7 +110,6 @@ def render(
         command=command,
         command_note=command_note,
         home=home,
-        events=events,
         runs=_run_entries(runs, run_links),
         run_head=_run_headings(runs),
         has_seeds=_has_seeds(figures) and _count_runs(figures) <= _SEED_CURVES,
@@ -167,7 +118,7 @@ def render(
         values=columns,
         columns={name: describe_column(name) for name in (*axes, *columns)},
         figures=[
-            replace(_figure_view(figure, columns[0], is_static), title=given.title or "Curves")
+            replace(_figure_view(figure, columns[0], not home), title=given.title or "Curves")
             for figure, given in zip(named, figures, strict=True)
         ],
         settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
@@ -175,7 +126,9 @@ def render(
         style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join(scripts)),
     )
-    return html
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    return path
 
 
 def write_runs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
+from fedpage.report.watch import RunFollower
 from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
@@ -37,21 +38,10 @@ from fedpage.studies.study_results import (
     RunKey,
     StudyResults,
     is_about,
-    key_of,
     panel_names,
 )
 
 DEFAULT_STORE = Path("runs") / "store"
-
-
-@dataclass(frozen=True)
-class CurveStatus:
-    """Count the seeds of a curve: finished, being run by some process, and all."""
-
-    curve: Curve
-    finished: int
-    running: int
-    seeds: int
 
 
 class Study:
@@ -277,16 +267,15 @@ class Study:
                 found[key] = history
         return found
 
-    def status(self) -> list[CurveStatus]:
-        """Count the finished and the running seeds of each curve."""
-        rows = []
-        for curve in self.curves:
-            keys = [key_of(curve, seed) for seed in self.config.seed_list]
-            plans = [self._plans[key] for key in keys]
-            finished = [plan for plan in plans if plan.load() is not None]
-            running = [plan for plan in plans if plan not in finished and plan.is_running]
-            rows.append(CurveStatus(curve, len(finished), len(running), len(plans)))
-        return rows
+    def status(self) -> RunFollower:
+        """Return the states of the study's runs, by problem, method, setting and seed."""
+        places = {}
+        for key, plan in self._plans.items():
+            words = (key.problem, key.method, key.setting, f"seed {key.seed}")
+            places[", ".join(filter(None, words))] = plan.place
+        follower = RunFollower(self.store, places)
+        follower.poll()
+        return follower
 
     # --- figures, tables, claims ---
 
