@@ -181,7 +181,7 @@ def test_a_plan_on_data_has_a_line_for_each_analysis(run, monkeypatch, width):
 
 
 def test_analyses_are_sorted_by_kind_and_cost(run):
-    for cost in ("bytes", "rounds", "clients"):
+    for cost in ("bytes", "rounds", "clients", "gradients_per_client"):
         found = json.loads(run(*SMALL, "--target", "0.05", "--cost", cost, "--json")[1])
         rows = [planning.Row(**row) for row in found["methods"]]
         kinds = ("bound", "order", "no result")

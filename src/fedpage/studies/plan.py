@@ -92,7 +92,8 @@ class Plan:
         compared = self.compared
         name = compared.short_name if len(compared.terms) > 1 else compared.name.replace("_", " ")
         headings = ["method", "analysis", "kind", "rounds", "clients", "gradients a client"]
-        headings += [] if compared.name in ("round", "clients") else [name]
+        has_cost = compared.name not in ("round", "clients", "gradients_per_client")
+        headings += [name] if has_cost else []
         headings += ["time, estimated"] if self.costs.given else []
         rows, steps = [], []
         for row in self.analyses:
@@ -104,7 +105,7 @@ class Plan:
                     Cell(f"{row.gradients_per_client:.3g}", row.gradients_per_client),
                 ]
                 paid = row.cost(compared)
-                if name in headings and paid is not None:
+                if has_cost and paid is not None:
                     numbers.append(Cell(format_cost(paid, compared.column.unit), paid))
                 if row.seconds is not None:
                     numbers.append(Cell(format_duration(row.seconds), row.seconds))
