@@ -64,7 +64,13 @@ class Layout(NamedTuple, Generic[T]):
 
     def matches(self, value: object, n: int) -> bool:
         """Return whether a value has this layout, with a row for each of n clients."""
-        return not self.find_fault(value, n)
+        if type(value) is not self.type:
+            return False
+        for part, size, dtype in zip(value, self.sizes, self.dtypes, strict=True):
+            is_usual = type(part) is np.ndarray and part.dtype is dtype
+            if not is_usual or part.shape != (n, size):
+                return not self.find_fault(value, n)
+        return True
 
 
 def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:

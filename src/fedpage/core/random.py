@@ -480,6 +480,11 @@ def flags(N: int, value: bool) -> Flags:
     return np.full(N, value)
 
 
+def count_clients(seen: Flags) -> int:
+    """Return the number of clients whose flag is set."""
+    return int(np.count_nonzero(seen))
+
+
 def add_clients(seen: Flags, clients: Ints) -> Flags:
     """Return a copy of the flags in which some clients are set.
 

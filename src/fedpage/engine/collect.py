@@ -151,8 +151,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         mean: Any = chunk.mean
         if mean is None:
             rows: Any = chunk.replies
-            parts = self.aggregation.combine(rows, draws.round, self.noise_key, self.N)
-            mean = type(rows)(*parts)
+            mean = type(rows)(*self.aggregation.combine(rows, draws.round, self.noise_key, self.N))
         return Collected(Replies(mean, chunk.clients), call, (), chunk.slowest)
 
     def require_all(self, call: Call[MessageT]) -> Call[MessageT]:
@@ -215,9 +214,8 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         if strict and call.fallback is None:
             retries = max(retries, policy.patience)
         for attempt in range(first, first + policy.patience + 1, 1 + retries):
-            total = _Total[ReplyT, ClientStateT](
-                self.aggregation.begin(outcome.draws.round, self.noise_key, self.N)
-            )
+            accumulator = self.aggregation.begin(outcome.draws.round, self.noise_key, self.N)
+            total: _Total[ReplyT, ClientStateT] = _Total(accumulator)
             for chunk in chunks or self._send(call, outcome.draws, attempt):
                 self._add(total, chunk, call, attempt, retries)
                 del chunk
@@ -246,28 +244,28 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         retries: int,
     ) -> None:
         """Ask the missing clients of a chunk again, and add the replies of all attempts."""
-        parts, size = [chunk], self._reply_size[type(call.message)]
-        self._count(chunk, size)
+        self._count(chunk, call)
         if self.transport.is_reliable:  # store states now: all of them may not fit in memory
             self.transport.commit(chunk.clients, chunk.client_states)
-            chunk = parts[0] = chunk._replace(client_states=None)
-        if chunk.clients is chunk.requested:
-            retries = 0
+            total.add_replies(chunk)
+            return
+        parts = [chunk]
         for retry in range(1, retries + 1):
             again = _call_missing(call, parts)
             if again is None:
                 break
             for part in self._send(again, self._outcome.draws, attempt + retry):
-                self._count(part, size)
+                self._count(part, call)
                 parts.append(part)
         total.add(parts)
 
-    def _count(self, chunk: Chunk[ReplyT, ClientStateT], reply_size: MessageSize) -> None:
+    def _count(self, chunk: Chunk[ReplyT, ClientStateT], call: Call[MessageT]) -> None:
         """Count a chunk, and note what happened to its clients."""
-        self.costs.count(chunk, reply_size)
+        self.costs.count(chunk, self._reply_size[type(call.message)])
         outcome = self._outcome
-        both = [each for each in (outcome.slowest, chunk.slowest) if each is not None]
-        outcome.slowest = max(both, key=lambda each: each.seconds, default=None)
+        if chunk.slowest is not None:
+            slowest = outcome.slowest or chunk.slowest
+            outcome.slowest = max(slowest, chunk.slowest, key=lambda each: each.seconds)
         for client, reason, _ in chunk.rejected:
             outcome.rejections.add(client, reason)
         if chunk.expired is not None:
@@ -344,20 +342,21 @@ class _Total(Generic[ReplyT, ClientStateT]):
         self._mean: ReplyT | None = None
 
     def add(self, parts: Sequence[Chunk[ReplyT, ClientStateT]]) -> None:
-        """Add a chunk and the attempts after it: rows, one client after the other, or a mean."""
-        is_mean = parts[-1].responsive is not None
-        chunk = parts[-1] if is_mean else merge(parts)
+        """Add a chunk and the attempts after it."""
+        chunk = merge(parts) if parts[-1].responsive is None else parts[-1]
         missing = chunk.missing.tolist()
         self.missing += missing
         newest = {r.client: r for part in parts for r in part.rejected if r.reply is not None}
         self.not_finite += [newest[client] for client in missing if client in newest]
-        if not len(chunk.clients):
-            return
+        if len(chunk.clients):
+            self.client_states.append((chunk.clients, chunk.client_states))
+            self.add_replies(chunk)
+
+    def add_replies(self, chunk: Chunk[ReplyT, ClientStateT]) -> None:
+        """Add the replies of a chunk: rows, one client after the other, or a mean."""
         self.clients.append(chunk.clients)
-        self.client_states.append((chunk.clients, chunk.client_states))
-        if is_mean:
-            self._mean = chunk.mean
-        else:
+        self._mean = chunk.mean
+        if chunk.mean is None:
             rows: Any = chunk.replies
             self._type = type(rows)
             self._accumulator.add(rows)

@@ -252,7 +252,8 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
     ) -> Iterator[Chunk[ReplyT, ClientStateT]]:
         """Compute chunk after chunk, on threads if there are several."""
         if self.threads == 1 or len(chunks) == 1:
-            yield from (self._compute(clients, call, draws, attempt) for clients in chunks)
+            for clients in chunks:
+                yield self._compute(clients, call, draws, attempt)
             return
 
         def compute(clients: Ints) -> Chunk[ReplyT, ClientStateT]:

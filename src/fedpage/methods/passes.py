@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedpage.codecs import Compressible
-from fedpage.core.random import add_clients, flags, next_clients
+from fedpage.core.random import add_clients, count_clients, flags, next_clients
 from fedpage.core.secant import dot
 from fedpage.core.types import (
     Call,
@@ -75,7 +75,7 @@ def no_clients(N: int) -> Flags:
 
 def is_complete(seen: Flags) -> bool:
     """Return whether the pass has had every client."""
-    return bool(seen.all())
+    return count_clients(seen) == len(seen)
 
 
 def call_next(
@@ -106,7 +106,7 @@ def call_next(
     clients = next_clients(order, seen, draws.round * S, S)
     s = x - x_prev
     message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassUnmoved(x)
-    if number == 0 and not seen.any():
+    if number == 0 and count_clients(seen) == 0:
         return Call(clients, message)
     return Call(clients, message, fallback=fallback)
 
@@ -120,7 +120,7 @@ def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
 
 def share(replies: Replies[Any], seen: Flags) -> float:
     """Return the share of a round's clients among all that the pass has had."""
-    return replies.count / int(seen.sum())
+    return replies.count / count_clients(seen)
 
 
 def join(g: Vector, mean: InPass, share: float) -> Vector:
