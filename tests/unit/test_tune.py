@@ -287,23 +287,25 @@ def test_every_cost(problem):
 
 def test_a_run_ends_at_its_cap_or_at_the_target(problem):
     question = Question(0.05, "grad_norm", Cost.parse("clients"), limit=5000.0)
-    whole = run_trial(problem, fp.PAGE(S=5), 0, question, math.inf)
+    spec = question.make_spec(problem, fp.PAGE(S=5), 0)
+    whole = run_trial(spec, question, math.inf)
     assert (whole.capped, whole.diverged) == (False, False)
     assert whole.cost <= whole.spent < 5000
-    short = run_trial(problem, fp.PAGE(S=5), 0, question, 0.5 * whole.cost)
+    short = run_trial(spec, question, 0.5 * whole.cost)
     assert (short.capped, short.cost) == (True, math.inf)
     assert 0.5 * whole.cost <= short.spent < whole.spent
-    far = run_trial(problem, fp.PAGE(S=5, eta_g=1e9), 0, question, math.inf)
+    far = run_trial(question.make_spec(problem, fp.PAGE(S=5, eta_g=1e9), 0), question, math.inf)
     assert (far.cost, far.capped) == (math.inf, False)
     lazy = dataclasses.replace(question, gradients=100.0)
-    unfinished = run_trial(problem, fp.PAGE(S=5), 0, lazy, math.inf)
+    unfinished = run_trial(lazy.make_spec(problem, fp.PAGE(S=5), 0), lazy, math.inf)
     assert unfinished is not None
     assert unfinished.cost == math.inf
 
 
 def test_a_run_ends_at_the_deadline_and_is_no_trial(problem):
     question = Question(0.05, "grad_norm", Cost.parse("rounds"))
-    assert run_trial(problem, fp.PAGE(S=5), 0, question, math.inf, deadline=0.0) is None
+    spec = question.make_spec(problem, fp.PAGE(S=5), 0)
+    assert run_trial(spec, question, math.inf, deadline=0.0) is None
     trials = Trials(problem, question, deadline=time.monotonic() + 0.05)
     never = Question(1e-300, "grad_norm", Cost.parse("rounds"), rounds=10**7)
     trials.ask(never)

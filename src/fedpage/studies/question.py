@@ -18,11 +18,11 @@ from fedpage.core.metrics import METRICS
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
-from fedpage.engine.simulate import simulate
+from fedpage.engine.simulate import execute
 from fedpage.methods.schedules import effective_step
 from fedpage.runs.fingerprint import code_digest, describe_start
 from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions, start_of
+from fedpage.runs.spec import RunOptions, RunSpec, start_of
 from fedpage.runs.store import parse_interval
 from fedpage.studies.parallel import run_tasks
 from fedpage.studies.space import Candidate
@@ -69,6 +69,11 @@ class Question:
     gradients: float = math.inf
     link: TimeModel = dataclasses.field(default_factory=TimeModel)
     devices: Devices | None = None
+
+    def make_spec(self, problem: Problem, method: Candidate, seed: int) -> RunSpec:
+        """Return the run of a method that answers the question."""
+        options = RunOptions(devices=self.devices)
+        return RunSpec(problem, method, self.rounds, seed, self.record_every, options=options)
 
     def costs(self, history: History) -> Vector:
         """Return what each record had cost by then, (records,); seconds are estimated."""
@@ -229,19 +234,12 @@ class _Watch:
 
 
 def run_trial(
-    problem: Problem,
-    method: Candidate,
-    seed: int,
-    question: Question,
-    cap: float,
-    deadline: float | None = None,
+    spec: RunSpec, question: Question, cap: float, deadline: float | None = None
 ) -> Trial | None:
     """Run a method until it reaches the target or has cost the cap.
 
     Args:
-        problem: The problem.
-        method: The method.
-        seed: The seed.
+        spec: The run, as `Question.make_spec` returns it.
         question: What is asked.
         cap: The most that the run may cost; at most `question.limit`.
         deadline: When to end in any case, as `time.monotonic` counts; None: never.
@@ -249,17 +247,9 @@ def run_trial(
     Returns:
         What it cost, and how it ended; None if the deadline ended it.
     """
-    higher = History({"problem": problem.describe()}).higher_is_better(question.column)
-    cap = min(cap, question.limit)
-    history = simulate(
-        problem,
-        method,
-        rounds=question.rounds,
-        seed=seed,
-        record_every=question.record_every,
-        stop=_Watch(question, higher, cap, deadline),
-        options=RunOptions(devices=question.devices),
-    )
+    higher = History({"problem": spec.problem.describe()}).higher_is_better(question.column)
+    watch = _Watch(question, higher, min(cap, question.limit), deadline)
+    history = execute(dataclasses.replace(spec, stop=watch))
     if history.stop_detail == _LATE:
         return None
     capped = history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped"
@@ -311,6 +301,7 @@ class Trials:
         Raises:
             SearchEnded: The runs or the time are used up.
         """
+        question = self.question
         todo = list(dict.fromkeys(task for task in tasks if self.known(*task) is None))
         for method, seed, _ in tasks:
             if (method, seed) not in self._seen and (method, seed) not in {t[:2] for t in todo}:
@@ -322,7 +313,8 @@ class Trials:
         size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
         for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
             arguments = [
-                (self.problem, m, seed, self.question, cap, self.deadline) for m, seed, cap in batch
+                (question.make_spec(self.problem, method, seed), question, cap, self.deadline)
+                for method, seed, cap in batch
             ]
             trials = run_tasks(run_trial, arguments, self.jobs)
             for (method, seed, _), trial in zip(batch, trials, strict=True):

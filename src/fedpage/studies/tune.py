@@ -19,9 +19,8 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
-from fedpage.engine.simulate import simulate
+from fedpage.engine.simulate import execute
 from fedpage.methods.schedules import effective_step, with_step
-from fedpage.runs.spec import RunOptions
 from fedpage.studies.question import (
     FRESH_SEED,
     Progress,
@@ -432,8 +431,8 @@ def make_question(
     )  # fmt: skip
     length = min(rounds, _PILOT)
     pilot = with_step(method, 1e-3 * unit_step(method, problem))
-    options = RunOptions(devices=devices)
-    history = simulate(problem, pilot, rounds=length, seed=0, record_every=length, options=options)
+    spec = question.make_spec(problem, pilot, seed=0)
+    history = execute(dataclasses.replace(spec, rounds=length, record_every=length))
     times = rounds / max(1.0, history.last("round"))
     limit = times * float(question.costs(history)[-1]) if limit is None else limit
     gradients = _MORE * times * history.last("gradients")
