@@ -65,7 +65,7 @@ BASE = [
          "step / self.step_factor", "step"),
     Edit("with_step leaves the other step sizes", "BaseMethod.with_step", "eta * factor", "eta"),
     Edit("a fixed hyper-parameter may be set", "BaseMethod.__post_init__",
-         "name in self.fixed and value != field.default", "False"),
+         "field.name in self.fixed and value != field.default", "False"),
 ]  # fmt: skip
 
 TABLES = {

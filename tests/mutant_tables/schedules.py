@@ -8,7 +8,7 @@ LAWS = "test_schedules.py"
 
 SCHEDULED = [
     Edit("schedules: every round has the numbers of round 0", "at_round",
-         "schedule.at(round)", "schedule.at(0)"),
+         "each.at(round)", "each.at(0)"),
     Edit("schedules: another effective step replaces a schedule", "with_step",
          "return replace(moved, **found) if found else moved", "return moved"),
     Edit("schedules: another effective step leaves a schedule", "with_step",
