@@ -39,6 +39,7 @@ from communication_screening import Screened, screen_all, selected
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
+from fedpage.core.target import Target
 from fedpage.methods import METHODS
 from fedpage.studies.question import Question, SearchEnded, Trials
 from fedpage.studies.search import Search
@@ -106,7 +107,7 @@ def tuned(
     unit = 8 * problem.d if entrant.codecs else 1
     called = getattr(method, "S", None) or problem.N
     question = Question(
-        target, case.column, Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
+        Target(case.column, target), Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
         record_every=max(1, round(terms.between[place] / called)), rounds=1_000_000,
     )  # fmt: skip
     store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))

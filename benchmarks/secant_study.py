@@ -75,10 +75,10 @@ def run(name: str, variant: str, seed: int) -> dict[str, Any]:
     history = fp.simulate(
         problem(name), fp.SecantPAGE(**VARIANTS[variant]), rounds=budget, seed=seed,
         record_every=ROUNDS_BETWEEN_RECORDS,
-        stop=fp.Stop(grad_norm=TARGETS[-1], budgets={"clients": budget}),
+        stop=fp.Stop(TARGETS[-1], budgets={"clients": budget}),
     )  # fmt: skip
     costs = {
-        cost: [history.cost_to("grad_norm", target, cost) for target in TARGETS]
+        cost: [history.cost_to(target, cost) for target in TARGETS]
         for cost in ("clients", "bytes_up", "bytes")
     }
     return {"problem": name, "variant": variant, "seed": seed, **costs}

@@ -201,7 +201,7 @@ class Box:
             cap = CAP * best[seed]
             (trial,) = trials.run([(candidate, seed, cap)])
             if not math.isfinite(trial.cost):
-                near = abs(math.log(max(trial.best, 1e-300) / trials.question.target))
+                near = abs(math.log(max(trial.best, 1e-300) / trials.question.target.value))
                 ratios.append(math.log(2 * CAP) + min(3.0, 0.1 * near))
             elif math.isfinite(best[seed]):
                 ratios.append(math.log(trial.cost / best[seed]))

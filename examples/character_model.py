@@ -108,7 +108,7 @@ methods = {  # each with the values that are searched
 
 def run(method, seeds):
     """Return the runs of a method, which end when 7 MB are sent."""
-    budget = fp.Stop(bytes=7e6)
+    budget = fp.Stop(budgets={"bytes": 7e6})
     return fp.sweep(
         problem, [method], rounds=options.rounds, seeds=seeds, record_every=3, stop=budget
     )
@@ -127,7 +127,9 @@ models = []  # with the held-out loss of each
 print("method                 MB to 1 bit  bits per character at 7 MB  perplexity")
 for number, (label, (method, _)) in enumerate(methods.items()):
     runs = run(method, seeds=[200, 201])
-    megabytes = np.median([history.cost_to("held_out_loss", math.log(2)) / 1e6 for history in runs])
+    megabytes = np.median(
+        [history.cost_to(fp.Target("held_out_loss", math.log(2))) / 1e6 for history in runs]
+    )
     needed = f"{megabytes:.2f}" if math.isfinite(megabytes) else "-"
     loss = np.median([history.last("held_out_loss") for history in runs])
     print(f"{label:22} {needed:12} {loss / math.log(2):<27.3f} {math.exp(loss):.2f}")

@@ -56,7 +56,7 @@ methods = {  # each with the values that are searched
 
 def run(method, seeds):
     """Return the runs of a method, which end when 4 MB are sent."""
-    budget = fp.Stop(bytes=4e6)
+    budget = fp.Stop(budgets={"bytes": 4e6})
     return fp.sweep(
         problem, [method], rounds=options.rounds, seeds=seeds, record_every=5, stop=budget
     )
@@ -74,7 +74,7 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 print("method      MB to 90 %  accuracy at 4 MB  loss    gradient norm")
 for number, method in enumerate(methods):
     runs = run(method, seeds=range(200, 203))
-    megabytes = np.median([history.cost_to("held_out_accuracy", 0.9) / 1e6 for history in runs])
+    megabytes = np.median([history.cost_to("held_out_accuracy:0.9") / 1e6 for history in runs])
     columns = "held_out_accuracy", "held_out_loss", "grad_norm"
     accuracy, loss, gradient = (np.median([h.last(c) for h in runs]) for c in columns)
     needed = f"{megabytes:.2f}" if np.isfinite(megabytes) else "-"

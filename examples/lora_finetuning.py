@@ -167,7 +167,7 @@ for number, (label, (model, rounds, step)) in enumerate(models.items()):
     needed = []
     for bits in (1, 0.6):
         loss = bits * math.log(2)
-        cost = np.median([h.cost_to("held_out_loss", loss, interpolate=True) for h in runs])
+        cost = np.median([h.cost_to(fp.Target("held_out_loss", loss)) for h in runs])
         needed.append(f"{cost / 1e6:.1f}" if math.isfinite(cost) else "-")
     end = np.median([history.last("held_out_loss") for history in runs]) / math.log(2)
     done = int(runs[0].last("round"))

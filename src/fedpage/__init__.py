@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from fedpage.core import optimizers
     from fedpage.core.errors import InputError
     from fedpage.core.metrics import METRICS, Metric, metric
+    from fedpage.core.target import Target
     from fedpage.core.types import Method, Oracle, Problem, Smoothness, StopReason
     from fedpage.data import (
         Dataset,
@@ -153,6 +154,7 @@ _EXPORTS = {
     "fedpage.studies.ranks": "plot_critical_difference rank_over_problems",
     "fedpage.studies.tune": "tune",
     "fedpage.engine.stopping": "Stop",
+    "fedpage.core.target": "Target",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
     "fedpage.runs.frame": "Runs",
@@ -241,6 +243,7 @@ __all__ = [
     "StopReason",
     "Stopped",
     "Study",
+    "Target",
     "TopK",
     "TorchProblem",
     "Track",

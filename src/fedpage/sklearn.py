@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
+from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import check_whole
 from fedpage.data import Dataset, Partition, by_id
@@ -192,7 +193,8 @@ class _Federated(BaseEstimator):
         first = problem.evaluate(np.zeros(problem.d))["grad_norm"]
         target = self.tol * max(1.0, first)
         history = simulate(
-            problem, method, rounds=int(self.rounds), seed=seed, stop=Stop(grad_norm=target),
+            problem, method, rounds=int(self.rounds), seed=seed,
+            stop=Stop(Target(value=target, hold=0)),
             record_every=max(1, min(10, problem.N // getattr(method, "S", problem.N))),
         )  # fmt: skip
         if history.diverged:

@@ -202,7 +202,7 @@ def test_a_target_on_a_metric_ends_the_run_as_in_the_simulator(federate, simulat
     problem = fp.LogisticRegression(
         fp.load("census", rows=300), fp.power_law(300, 8), metrics=["accuracy"]
     )
-    stop = fp.Stop(targets={"accuracy": 0.8})
+    stop = fp.Stop("accuracy:0.8,hold=0")
     assert history.same(simulated(problem, stop=stop, **METRIC))
     assert 1 < len(history.rows) < 30
     assert history.last("accuracy") >= 0.8 > history["accuracy"][-2]
@@ -211,8 +211,8 @@ def test_a_target_on_a_metric_ends_the_run_as_in_the_simulator(federate, simulat
 @pytest.mark.parametrize(
     ("settings", "stop"),
     [
-        ({"target": 0.2}, fp.Stop(targets={"grad_norm": 0.2})),
-        ({"target": "loss:0.6"}, fp.Stop(targets={"loss": 0.6})),
+        ({"target": 0.2}, fp.Stop("grad_norm:0.2,hold=0")),
+        ({"target": "loss:0.6"}, fp.Stop("loss:0.6,hold=0")),
         ({"budget": "bytes:50000"}, fp.Stop(budgets={"bytes": 50000.0})),
         ({"budget": "clients:20, bytes_up:1e9"}, fp.Stop(budgets={"clients": 20, "up": 1e9})),
         (

@@ -121,7 +121,7 @@ def test_the_optimum_is_that_of_scipy(loss, reg):
         found.x = found.x - np.linalg.solve(hessian, f(found.x)[1])
     assert np.linalg.norm(f(found.x)[1]) < 1e-13
     problem = make(loss, reg)
-    stop = fp.Stop(grad_norm=1e-11)
+    stop = fp.Stop("1e-11,hold=0")
     history = fp.simulate(
         problem, fp.SecantPAGE(S=6), rounds=2000, record_every=10, seed=0, stop=stop
     )

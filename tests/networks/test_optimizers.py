@@ -136,7 +136,7 @@ def test_schedules_epochs_early_stopping_best_model_and_tuning_of_a_network(tmp_
     assert first.last("round") == 3
     assert longer.same(whole)
     tuned = fp.tune(
-        problem, method, target=0.5, column="held_out_accuracy", search={"step": [1e-6, 0.1]},
+        problem, method, target="held_out_accuracy:0.5", search={"step": [1e-6, 0.1]},
         fixed_grid=True, rounds=10, record_every=1, seeds=1, fresh=1,
     )  # fmt: skip
     assert isinstance(tuned.method.eta_l, fp.schedules.Warmup)

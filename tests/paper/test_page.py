@@ -191,10 +191,12 @@ def test_target_seeds_scales_and_files(runs, tmp_path, dark):
     assert "<h2>Curves</h2>" in path.read_text()
     seen = open_page(path, tmp_path, 1000, dark=dark)
     assert (seen["errors"], seen["console"], seen["cuts"]) == ([], [], [])
-    reached = [sum(r.reached("grad_norm", 0.05) for r in group) for group in (runs[:3], runs[3:])]
+    reached = [
+        sum(r.reached("grad_norm:0.05,hold=0") for r in group) for group in (runs[:3], runs[3:])
+    ]
     lines, circles, costs = seen["target"]
     assert (lines, circles) == (1, sum(count >= 2 for count in reached))
-    median = sorted(run.cost_to("grad_norm", 0.05, "round") for run in runs[:3])[1]
+    median = sorted(run.cost_to(0.05, "round") for run in runs[:3])[1]
     words = "not reached" if math.isinf(median) else f"{median:g}"
     assert costs[0].startswith(
         f"Communication rounds to gradient norm 0.05: FedPAGE {words}; FedAvg "
@@ -327,7 +329,7 @@ def test_any_recorded_column_is_on_the_menu(runs, tmp_path):
         for number, row in enumerate(run.rows):
             copy.append(row | {"accuracy": 0.5 + 0.01 * number})
         copies.append(copy)
-    path = page.write_runs(copies, tmp_path / "r.html", title="T", target=0.52, column="accuracy")
+    path = page.write_runs(copies, tmp_path / "r.html", title="T", target="accuracy:0.52")
     text = path.read_text()
     assert "The target is accuracy 0.52" in text
     values = re.findall(r'<option value="(\w+)">', text.partition('id="y"')[2])

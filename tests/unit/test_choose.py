@@ -133,7 +133,7 @@ def test_the_judgement_is_the_cost_of_runs_on_fresh_seeds(choice, problem):
             rounds=first.rounds,
             seed=seed,
             record_every=question.record_every,
-        ).cost_to("grad_norm", 0.02, "clients", interpolate=True)
+        ).cost_to("grad_norm:0.02,hold=0", "clients")
         for seed in choice.fresh
     ]
     assert tuple(costs) == first.judgement.costs
@@ -185,7 +185,7 @@ def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
     """Natural compression rounds SecantPAGE's differences only, float16 its gradients too."""
     (entrant,), _ = list_entrants(problem, methods=["secantpage"], codecs=True)
-    question = Question(0.05, "grad_norm", Cost.parse("bytes"))
+    question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("bytes"))
     racer = racing.Racer(Trials(problem, question), entrant, True)
     points = [point for batch in racer.batches for point in batch]
     assert [str(racer.search.candidate(point).up) for point in points] == [
@@ -287,12 +287,12 @@ def test_mistakes_are_refused_in_one_line(problem, words, what):
 
 
 def test_a_gap_is_a_loss_above_the_minimum(problem):
-    value, column = resolve_target(problem, 0.01, "gap")
-    assert column == "loss"
-    assert value == pytest.approx(reference(problem).loss + 0.01, abs=1e-9)
+    target = resolve_target(problem, "gap:0.01")
+    assert target.column == "loss"
+    assert target.value == pytest.approx(reference(problem).loss + 0.01, abs=1e-9)
     robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
     with pytest.raises(InputError, match="convex objectives only"):
-        resolve_target(robust, 0.01, "gap")
+        resolve_target(robust, "gap:0.01")
     assert parse_budget("2m") == parse_budget(120)
     assert parse_budget(0.4) == 0.4
     for wrong in (0, -1.0, float("nan"), float("inf"), None, "5", "-5s"):

@@ -15,9 +15,10 @@ from fedpage.cli import commands
 from fedpage.cli.choose import _print_deployment, make_app_config
 from fedpage.cli.common import problem_options
 from fedpage.core.errors import InputError
+from fedpage.core.target import Target
 from fedpage.runs import build, toml
 from fedpage.runs.build import find_objective, settle
-from fedpage.runs.config import ProblemConfig, Target, structure
+from fedpage.runs.config import ProblemConfig, structure
 
 SIZES = {"Bern": 24, "Cork": 1, "Graz": 12, "Oslo": 18, "Rome": 9}
 COLUMNS = ("--label", "outcome", "--client-column", "hospital")
@@ -242,7 +243,7 @@ def test_a_flower_app_says_what_it_leaves_out(patients, monkeypatch, capsys):
         ProblemConfig("patients.csv", "outcome", "hospital", held_out=0.25)
     )
     choice = SimpleNamespace(
-        question=SimpleNamespace(target=0.1, column="grad_norm"),
+        question=SimpleNamespace(target="grad_norm:0.1"),
         recommended=SimpleNamespace(name="fedavg", hyper="S=2", rounds=9),
     )
     config = make_app_config(settled, choice, problem.N)

@@ -199,9 +199,9 @@ def test_runs_record_quantiles_in_the_same_bits(hospitals):
         if not problem.metrics[name].on_rows:
             np.testing.assert_allclose(runs[0][name], pooled[name], rtol=1e-13)
     assert pooled.best("held_out_accuracy_worst") == pooled["held_out_accuracy_worst"].max()
-    assert pooled.cost_to("loss_worst", 1e9) == 0.0
+    assert pooled.cost_to("loss_worst:1e9,hold=0") == 0.0
     stopped = fp.simulate(
-        problem, fp.FedAvg(S=3), **options, stop=fp.Stop(targets={"accuracy_p10": 0.0})
+        problem, fp.FedAvg(S=3), **options, stop=fp.Stop("accuracy_p10:0.0,hold=0")
     )
     assert stopped.last("round") == 0
 

@@ -44,7 +44,7 @@ def histories(costs=COSTS):
 
 
 def test_the_best_and_those_tied_with_it_are_bold():
-    table = fp.table(histories(), target=0.1, column="loss")
+    table = fp.table(histories(), target="loss:0.1,hold=0")
     bold = {row[0].text: row[2].is_bold for row in table.rows}
     assert bold == {"slow": False, "fast": True, "near": True}
     assert [row[0].text for row in table.rows] == list(COSTS)  # in the order of the runs
@@ -55,26 +55,26 @@ def test_the_best_and_those_tied_with_it_are_bold():
 
 
 def test_a_sentence_for_each_pair():
-    found = compare_costs(histories(), target=0.1, column="loss")
+    found = compare_costs(histories(), target="loss:0.1,hold=0")
     sentences = found.sentences()
     assert len(sentences) == 3
     pattern = r"fast needs 0\.49 times the bytes of slow \[0\.\d\d, 0\.\d\d\] on 5 paired seeds "
     assert any(re.match(pattern, sentence) for sentence in sentences)
     assert any("cannot be told apart" in sentence for sentence in sentences)
-    rounds = compare_costs(histories(), target=0.1, column="loss", cost="round")
+    rounds = compare_costs(histories(), target="loss:0.1,hold=0", cost="round")
     assert "times the rounds of" in rounds.sentences()[0]
 
 
 def test_costs_are_interpolated_between_records():
     run = history("fast", 0, 10.0)
     run.rows[1]["loss"] = 0.01  # log-linear from 1 at round 0: 0.1 is half way
-    found = compare_costs([run], target=0.1, column="loss", cost="round")
+    found = compare_costs([run], target="loss:0.1,hold=0", cost="round")
     assert found.costs["fast"][0] == pytest.approx(5.0)
 
 
 def test_of_many_pairs_those_with_the_best_are_told():
     many = {f"m{i}": tuple((i + 1) * cost for cost in COSTS["fast"]) for i in range(6)}
-    found = compare_costs(histories(many), target=0.1, column="loss")
+    found = compare_costs(histories(many), target="loss:0.1,hold=0")
     assert len(found.pairs) == 15
     assert len(found.sentences()) == 5
     assert all("m0" in sentence for sentence in found.sentences())
@@ -82,7 +82,7 @@ def test_of_many_pairs_those_with_the_best_are_told():
 
 def test_three_seeds_make_no_verdict_and_nothing_bold():
     few = {name: costs[:3] for name, costs in COSTS.items()}
-    found = compare_costs(histories(few), target=0.1, column="loss")
+    found = compare_costs(histories(few), target="loss:0.1,hold=0")
     assert found.sentences() == ["No verdict from 3 seeds: at least 5 are needed; add --seeds 5."]
     table = found.table()
     assert not any(cell.is_bold for row in table.rows for cell in row)
@@ -93,7 +93,7 @@ def test_three_seeds_make_no_verdict_and_nothing_bold():
 
 def test_methods_that_do_not_reach_the_target():
     costs = COSTS | {"lost": (math.inf,) * 5, "half": (12.0, 13.0, 11.0, math.inf, math.inf)}
-    found = compare_costs(histories(costs), target=0.1, column="loss")
+    found = compare_costs(histories(costs), target="loss:0.1,hold=0")
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in found.table().rows}
     assert cells["lost"][:7] == ["0/5", "-", "-", "-", "-", "-", "-"]
     assert cells["half"][:5] == ["3/5", "39.0", "33.0", "-", "-"]
@@ -101,7 +101,7 @@ def test_methods_that_do_not_reach_the_target():
     assert found.tied == {"fast", "near", "half"}
     assert found.level == 1 - 2 / 2**5  # the range of five seeds, not 95 %
     assert "A dash stands where runs did not reach the target" in " ".join(found.table().notes)
-    never = compare_costs(histories(), target=1e-9, column="loss")
+    never = compare_costs(histories(), target="loss:1e-9,hold=0")
     assert never.tied == frozenset()
     assert "cannot be compared" in never.sentences()[0]
     table = never.table()
@@ -110,14 +110,14 @@ def test_methods_that_do_not_reach_the_target():
 
 
 def test_one_method_and_one_seed():
-    table = fp.table([history("fast", 0, 10.0)], target=0.1, column="loss")
+    table = fp.table([history("fast", 0, 10.0)], target="loss:0.1,hold=0")
     assert [cell.text for cell in table.rows[0]] == ["fast", "1/1", "30.0", "30.0", "30.0"]
-    assert compare_costs([history("fast", 0, 1.0)], target=0.1, column="loss").sentences() == []
+    assert compare_costs([history("fast", 0, 1.0)], target="loss:0.1,hold=0").sentences() == []
 
 
 def test_wrong_histories_are_refused():
     with pytest.raises(InputError, match="fast has two runs with seed 0; leave one"):
-        fp.table([history("fast", 0, 1.0)] * 2, target=0.1, column="loss")
+        fp.table([history("fast", 0, 1.0)] * 2, target="loss:0.1,hold=0")
     with pytest.raises(InputError, match="give histories"):
         fp.table([], target=0.1)
     with pytest.raises(InputError, match="give histories"):
@@ -127,7 +127,7 @@ def test_wrong_histories_are_refused():
 
 
 def test_the_summary_marks_the_cost():
-    rows = summary.summarise(histories(), 0.1, "loss", "round")
+    rows = summary.summarise(histories(), "loss:0.1,hold=0", "round")
     table = summary.table(rows, "loss", "round", bold={"fast"})
     at = table.headings.index("rounds to target")
     assert [[cell.is_bold for cell in row].index(True) for row in table.rows[1:2]] == [at]
@@ -188,7 +188,7 @@ def test_latex_is_well_formed():
     assert r"\textbf{1.5}" in rows[2]
     assert r"\textbf{}" not in rows[3]
     assert rows[3].strip().startswith("{[}0, 1]")
-    text = fp.table(histories(), target=0.1, column="loss").to_latex()
+    text = fp.table(histories(), target="loss:0.1,hold=0").to_latex()
     check_latex(text)
     assert r"\cmidrule(lr){3-5} \cmidrule(lr){6-9}" in text
     plain = Table(("a", "b"), ((Cell("x"), Cell("1")),)).to_latex()
@@ -265,7 +265,7 @@ def test_a_table_that_does_not_fit_is_refused(more):
 def test_compare_writes_the_table(run, tmp_path):
     words = (
         "compare", "--data", "census:rows=300", "--clients", "30", "--rounds", "30", "--S", "5",
-        "--record-every", "5", "--target", "0.2", "--methods", "page,fedavg",
+        "--record-every", "2", "--target", "0.3", "--methods", "page,fedavg",
     )  # fmt: skip
     code, out, _ = run(*words, "--seeds", "5", "--out", "a", "--table", "t/out.tex")
     assert code == 0

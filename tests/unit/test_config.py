@@ -14,6 +14,7 @@ import fedpage as fp
 from fedpage.cli.compare import CompareConfig
 from fedpage.cli.run_config import RunCommand
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.target import Target
 from fedpage.engine import faults
 from fedpage.runs import build, toml
 from fedpage.runs.build import build_method
@@ -21,7 +22,6 @@ from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
     RunConfig,
-    Target,
     setting,
     structure,
     to_table,

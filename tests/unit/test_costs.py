@@ -111,11 +111,11 @@ def test_bits_of_a_run_that_did_not_record_them_are_eight_times_its_bytes(tmp_pa
 
 def test_the_cost_to_a_target():
     history = make_history()
-    assert history.cost_to("loss", 0.5, "up+0.1*down") == 30.0
-    assert history.cost_to("loss", 0.5, Cost.parse("bits_up")) == 156.0
-    assert history.cost_to("loss", 0.01, "up+0.1*down") == math.inf
+    assert history.cost_to("loss:0.5,hold=0", "up+0.1*down") == 30.0
+    assert history.cost_to("loss:0.5,hold=0", Cost.parse("bits_up")) == 156.0
+    assert history.cost_to("loss:0.01,hold=0", "up+0.1*down") == math.inf
     with pytest.raises(InputError, match="did you mean 'down'"):
-        history.cost_to("loss", 0.5, "up+dwn")
+        history.cost_to("loss:0.5,hold=0", "up+dwn")
 
 
 def test_budgets_are_costs_too():
@@ -140,7 +140,10 @@ def test_a_search_for_the_least_sum():
     history = make_history()
     links = TimeModel(latency=2.0)
     for cost, paid in (("bits_up+0.1*bits_down", 236.0), ("seconds+rounds", 3.0)):
-        assert Question(0.5, "loss", Cost.parse(cost), link=links).cost_of(history) == paid
+        assert (
+            Question(fp.Target("loss", 0.5, hold=0), Cost.parse(cost), link=links).cost_of(history)
+            == paid
+        )
     problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
     grid = {"eta_g": [0.1, 0.3]}
     found = tuning.tune(
@@ -148,7 +151,7 @@ def test_a_search_for_the_least_sum():
         fresh=1,
     )  # fmt: skip
     run = fp.simulate(problem, found.method, rounds=200, seed=FRESH_SEED)
-    paid = run.cost_to("grad_norm", 0.05, "up+0.1*down", interpolate=True)
+    paid = run.cost_to("grad_norm:0.05,hold=0", "up+0.1*down")
     assert found.judged.costs == (paid,)
     assert found.goal == "bytes_up+0.1*bytes_down to gradient norm 0.05"
     with pytest.raises(InputError, match="needs at least one of latency"):
@@ -159,7 +162,7 @@ def test_the_summary_has_up_down_and_the_cost():
     runs = [make_history(), make_history(name="SAGA", bits=False)]
 
     def texts(target, cost="bytes", shown="bytes"):
-        table = summary.table(summary.summarise(runs, target, "loss", cost), "loss", shown)
+        table = summary.table(summary.summarise(runs, f"loss:{target},hold=0", cost), "loss", shown)
         return list(table.headings), [[cell.text for cell in row] for row in table.rows]
 
     head, cells = texts(0.5)
@@ -183,12 +186,12 @@ def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
     assert np.max(axes.lines[0].get_xdata()) == 624.0
     plots.save_pair(runs, tmp_path / "pair.png", "title", y="loss", cost="bits", dpi=30)
     path = page.write_runs(
-        runs, tmp_path / "r.html", title="T", target=0.5, column="loss", cost="up+0.1*down"
+        runs, tmp_path / "r.html", title="T", target="loss:0.5", cost="up+0.1*down"
     )
     text = path.read_text(encoding="utf-8")
     first = text.index('<option value="bytes_up+0.1*bytes_down">bytes up + 0.1 bytes down</option>')
     assert first < text.index('<option value="round">') < text.index('<option value="bits">')
-    usual = page.write_runs(runs, tmp_path / "u.html", title="T", target=0.5, column="loss")
+    usual = page.write_runs(runs, tmp_path / "u.html", title="T", target="loss:0.5")
     assert '<select id="x">\n<option value="round">' in usual.read_text(encoding="utf-8")
 
 

@@ -370,7 +370,7 @@ def test_simulated_seconds_are_a_budget_an_axis_and_a_cost():
     assert Cost.parse("seconds_simulated").column.unit == "s"
     assert list_axes([history.columns]) == (*AXES, SIMULATED)
     assert list_axes([history.columns, ["loss"]]) == AXES
-    cost = history.cost_to("loss", history.last("loss"), SIMULATED)
+    cost = history.cost_to(fp.Target("loss", history.last("loss"), hold=0), SIMULATED)
     assert math.isfinite(cost)
     assert 0 < cost <= history.last(SIMULATED)
     assert history.meta["devices"]["profile"] == "phones"

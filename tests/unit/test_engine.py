@@ -105,14 +105,14 @@ def test_a_record_is_of_the_model_after_that_many_rounds():
 
 def test_a_run_ends_at_a_target_at_a_budget_and_by_a_function():
     problem, method = census(), fp.FedPAGE(S=5)
-    reached = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(grad_norm=0.05))
+    reached = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop("0.05,hold=0"))
     assert reached.stop_reason is TARGET
     assert reached.stop_detail.startswith("reached grad_norm 0.05 at round")
     assert reached.last("grad_norm") <= 0.05 < reached["grad_norm"][-2]
-    low = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(loss=0.25))
+    low = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop("loss:0.25,hold=0"))
     assert low.stop_reason is TARGET
     assert low.last("loss") <= 0.25 < low["loss"][-2]
-    spent = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(bytes=1e6))
+    spent = fp.simulate(problem, method, rounds=5000, seed=0, stop=fp.Stop(budgets={"bytes": 1e6}))
     assert spent.stop_reason is BUDGET
     assert spent.stop_detail.startswith("spent 1e+06 bytes")
     assert spent.last("bytes") >= 1e6
@@ -133,13 +133,13 @@ def test_a_small_gradient_with_a_high_loss_reaches_no_target():
     history = fp.History()
     for r, loss, norm in [(0, 0.4, 0.5), (10, 20.0, 1e-9), (20, 0.3, 0.1)]:
         history.append({"round": r, "loss": loss, "grad_norm": norm})
-    assert history.cost_to("grad_norm", 1e-3, "round") == math.inf
-    assert history.cost_to("grad_norm", 0.2, "round") == 20
+    assert history.cost_to("grad_norm:1e-3,hold=0", "round") == math.inf
+    assert history.cost_to("grad_norm:0.2,hold=0", "round") == 20
     assert history.best("grad_norm") == 0.1
     data = fp.load("census", rows=500)
     problem = fp.RobustRegression(data, clients=50)
     away = fp.simulate(
-        problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=2000, seed=0, stop=fp.Stop(grad_norm=0.05)
+        problem, fp.FedPAGE(S=5, eta_g=1e6), rounds=2000, seed=0, stop=fp.Stop("0.05,hold=0")
     )
     assert away.diverged
     assert away.stop_reason is DIVERGED
@@ -156,7 +156,7 @@ def test_divergence_is_found_for_any_record_every(record_every):
     assert away.diverged
     assert away.stop_reason is DIVERGED
     assert away.stop_detail.startswith("loss")
-    assert away.cost_to("grad_norm", 1e9, "round") in (
+    assert away.cost_to("grad_norm:1e9,hold=0", "round") in (
         0.0,
         math.inf,
     )  # only x0 itself, where it was recorded
@@ -165,7 +165,7 @@ def test_divergence_is_found_for_any_record_every(record_every):
 
 def test_a_target_is_checked_at_the_end_without_records():
     near = fp.simulate(
-        census(), fp.FedPAGE(S=5), rounds=300, seed=0, record_every=0, stop=fp.Stop(grad_norm=10.0)
+        census(), fp.FedPAGE(S=5), rounds=300, seed=0, record_every=0, stop=fp.Stop("10.0,hold=0")
     )
     assert near.stop_detail == "reached grad_norm 10 at round 300"
 
@@ -270,7 +270,7 @@ def test_provenance_differs_for_another_start_or_stop():
         for o in (
             {"options": fp.RunOptions(x0=e1)},
             {"options": fp.RunOptions(x0=e2)},
-            {"stop": fp.Stop(bytes=1e9)},
+            {"stop": fp.Stop(budgets={"bytes": 1e9})},
             {},
         )
     ]
@@ -318,14 +318,6 @@ def test_jobs_none_uses_the_backend_of_joblib():
 def test_arguments_out_of_range_are_refused(options, why):
     with pytest.raises(InputError, match=why):
         fp.simulate(census(), fp.FedAvg(S=5), **{"rounds": 5, "seed": 0, **options})
-
-
-@pytest.mark.parametrize(
-    "options", [{"grad_norm": 0.0}, {"grad_norm": math.nan}, {"bytes": -1}, {"loss": math.inf}]
-)
-def test_targets_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match="stop"):
-        fp.Stop(**options)
 
 
 @pytest.mark.parametrize(

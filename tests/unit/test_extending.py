@@ -79,7 +79,7 @@ def test_patience_does_not_count_the_record_that_a_longer_run_has_not(tmp_path):
 def test_a_run_that_a_rule_has_ended_stays_ended(tmp_path, caplog):
     problem, method = quadratic(), fp.FedPAGE(S=3, K=2, eta_g=0.1)
     first = fp.simulate(problem, method, rounds=1, seed=0, record_every=1)
-    arguments = {"seed": 0, "record_every": 1, "stop": fp.Stop(loss=first.last("loss"))}
+    arguments = {"seed": 0, "record_every": 1, "stop": fp.Stop(f"loss:{first.last('loss')},hold=0")}
     ended = fp.simulate(problem, method, rounds=20, out=tmp_path, **arguments)
     before = (tmp_path / "run.toml").read_bytes()
     with caplog.at_level("INFO", logger="fedpage"):

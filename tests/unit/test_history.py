@@ -179,12 +179,12 @@ def climbing(**meta):
 def test_targets_and_best_values_respect_the_direction():
     run = climbing()
     assert run.best("accuracy") == run.best("test_accuracy") == 0.9
-    assert run.cost_to("test_accuracy", 0.99) == math.inf
-    assert run.cost_to("test_accuracy", 0.7) == 110
-    assert run.cost_to("test_accuracy", 0.8, "round") == 30
-    assert run.cost_to("test_accuracy", 0.4) == 0.0
+    assert run.cost_to("test_accuracy:0.99,hold=0") == math.inf
+    assert run.cost_to("test_accuracy:0.7,hold=0") == 110
+    assert run.cost_to("test_accuracy:0.8,hold=0", "round") == 30
+    assert run.cost_to("test_accuracy:0.4,hold=0") == 0.0
     assert run.best("loss") == 0.4
-    assert run.cost_to("loss", 0.5) == 110
+    assert run.cost_to("loss:0.5,hold=0") == 110
     assert run.best("bytes") == 0.0
     empty = fp.History()
     empty.append({"round": 0, "loss": 1.0, "accuracy": math.nan, "mae": math.nan})
@@ -195,7 +195,7 @@ def test_the_direction_of_an_own_metric_is_in_provenance():
     for higher, best, cost in ((True, 3.0, 0.0), (False, 1.0, 110.0)):
         run = climbing(problem={"metrics": {"mine": higher}})
         assert run.higher_is_better("held_out_mine") is higher
-        assert (run.best("mine"), run.cost_to("mine", 2.0)) == (best, cost)
+        assert (run.best("mine"), run.cost_to("mine:2.0,hold=0")) == (best, cost)
     with pytest.raises(InputError, match="'mine': whether higher is better is not known"):
         climbing(problem={"metrics": {"mine": None}}).best("mine")
 
@@ -205,7 +205,7 @@ def test_a_history_without_a_loss_counts_every_record():
     for r, value in enumerate((0.1, 0.3, 0.2)):
         history.append({"round": r, "accuracy": value})
     assert history.best("accuracy") == 0.3
-    assert history.cost_to("accuracy", 0.2, "round") == 1
+    assert history.cost_to("accuracy:0.2,hold=0", "round") == 1
     assert repr(history) == "History(run, 2 rounds)"
 
 
@@ -276,20 +276,22 @@ def test_costs_to_reach_a_target(runs):
     run = runs[0]
     target = run["grad_norm"][3]
     at = int(np.flatnonzero(run["grad_norm"] <= target)[0])
-    assert run.cost_to("grad_norm", target) == run["bytes_up"][at] + run["bytes_down"][at]
+    assert (
+        run.cost_to(fp.Target("grad_norm", target, hold=0))
+        == run["bytes_up"][at] + run["bytes_down"][at]
+    )
     for cost in ("round", "bytes_up", "gradients", "clients"):
-        assert run.cost_to("grad_norm", target, cost) == run[cost][at]
-    assert run.cost_to("grad_norm", 1e-12) == math.inf
-    assert run.reached("grad_norm", target)
-    assert not run.reached("grad_norm", 1e-12)
+        assert run.cost_to(fp.Target("grad_norm", target, hold=0), cost) == run[cost][at]
+    assert run.cost_to("grad_norm:1e-12,hold=0") == math.inf
+    assert run.reached(fp.Target("grad_norm", target, hold=0))
+    assert not run.reached("grad_norm:1e-12,hold=0")
     with pytest.raises(InputError, match="no column 'norm'"):
         run["norm"]
     for goal in (target, 1e-12):  # whether the target is reached or not
-        for interpolate in (False, True):
-            with pytest.raises(InputError, match="did you mean 'bytes_up'"):
-                run.cost_to("grad_norm", goal, "bytesup", interpolate=interpolate)
-            with pytest.raises(InputError, match="did you mean 'bytes'"):
-                run.cost_to("grad_norm", goal, "byte", interpolate=interpolate)
+        with pytest.raises(InputError, match="did you mean 'bytes_up'"):
+            run.cost_to(fp.Target("grad_norm", goal, hold=0), "bytesup")
+        with pytest.raises(InputError, match="did you mean 'bytes'"):
+            run.cost_to(fp.Target("grad_norm", goal, hold=0), "byte")
 
 
 def test_pandas(runs):

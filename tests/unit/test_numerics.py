@@ -561,13 +561,12 @@ def test_histories_of_exact_zeros():
         assert run.stop_reason is StopReason.FINISHED
         assert run.last("loss") == run.last("grad_norm") == 0.0
         assert run.best("loss") == run.best("grad_norm") == 0.0
-        assert run.cost_to("grad_norm", 0.0, "round") == run.cost_to("loss", 0.0, "round") == 0.0
-        assert run.cost_to("grad_norm", 1e-300, "round") == run.cost_to("grad_norm", 0.0) == 0.0
-        assert run.cost_to("loss", -1e-300) == math.inf
+        assert run.cost_to("loss:0,hold=0", "round") == run.cost_to("1e-300,hold=0") == 0.0
+        assert run.cost_to("loss:-1e-300,hold=0") == math.inf
     run = falling_run()
     assert run["grad_norm"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert (run.best("grad_norm"), run.best("loss")) == (0.0, -0.5)
-    assert run.cost_to("grad_norm", 0.0, "round") == 1.0
+    assert run.cost_to("1e-300,hold=0", "round") == 1.0
 
 
 def test_plots_of_exact_zeros(tmp_path):
@@ -596,7 +595,7 @@ def test_plots_of_exact_zeros(tmp_path):
 
 def test_reports_of_exact_zeros(tmp_path):
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
-        lines = summary.summarise(runs, 1e-2)
+        lines = summary.summarise(runs, "1e-2,hold=0")
         assert {line.value for line in lines} == {0.0}
         assert [line.cells()[2] for line in lines] == ["0"] * len(lines)
         assert {line.cells()[4] for line in lines} == {"0" if name == "zero" else "1"}

@@ -37,9 +37,9 @@ def history():
 def test_histories(history):
     assert history.complete().tolist() == [True, False, True, False]
     assert history.best("loss") == 0.6
-    assert history.cost_to("loss", 0.5, "round") == math.inf
-    assert history.cost_to("loss", 0.7, "round") == 20
-    assert history.cost_to("loss", 0.7, "round", interpolate=True) == 20
+    assert history.cost_to("loss:0.5,hold=0", "round") == math.inf
+    assert history.cost_to("loss:0.7,hold=0", "round") == 20
+    assert history.cost_to("loss:0.7,hold=0", "round") == 20
     assert np.isnan(history.measured_by_all("grad_norm")).tolist() == [False, True, False, True]
     assert not np.isnan(history.measured_by_all("held_out_loss")).any()
     assert not np.isnan(history.measured_by_all("bytes_up")).any()
@@ -61,12 +61,12 @@ def test_plots_have_gaps_and_say_so(history):
 
 
 def test_tables_show_the_newest_complete_record(history):
-    [row] = summarise([history], 0.7, "loss")
+    [row] = summarise([history], "loss:0.7,hold=0")
     assert (row.value, row.loss, row.rounds) == (0.6, 0.6, 20)
 
 
 def test_targets_and_patience_wait_for_all_clients():
-    watch = Watch(1.0, "effective step 0.1", fp.Stop(loss=0.5, patience=2))
+    watch = Watch(1.0, "effective step 0.1", fp.Stop("loss:0.5,hold=0", patience=2))
     below = {"round": 1, "loss": 0.1, "grad_norm": 0.1}
     assert watch.check({**below, **PARTIAL}) is None
     assert watch.best is None
@@ -84,7 +84,7 @@ def test_a_partial_record_may_show_that_a_run_has_diverged():
 
 @pytest.mark.parametrize("row", [{"round": 1}, {"round": 1, "loss": 0.4}])
 def test_records_without_a_loss_or_a_gradient_are_judged(row):
-    watch = Watch(math.nan, "effective step 0.1", fp.Stop(targets={"held_out_accuracy": 0.9}))
+    watch = Watch(math.nan, "effective step 0.1", fp.Stop("held_out_accuracy:0.9,hold=0"))
     assert watch.check({**row, "held_out_accuracy": 0.5}) is None
     assert watch.check({**row, "held_out_accuracy": 0.95}).reason is StopReason.TARGET
 

@@ -210,7 +210,7 @@ def test_runs_record_the_distance_to_the_solution(data, cache):
     assert run.last("distance_to_optimum") == pytest.approx(np.linalg.norm(run.x - best.x))
     assert (run["f_minus_fstar"] >= 0).all()
     assert run.best("f_minus_fstar") == run["f_minus_fstar"].min()
-    assert math.isfinite(run.cost_to("f_minus_fstar", 1e-2))
+    assert math.isfinite(run.cost_to("f_minus_fstar:1e-2,hold=0"))
     reference = run.meta["reference"]
     assert reference["f_star"] == best.loss
     assert reference["grad_norm"] == best.grad_norm < 1e-14

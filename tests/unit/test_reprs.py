@@ -76,7 +76,7 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Scaled": lambda: fp.Scaled(fp.Natural()),
     "Simulation": lambda: fp.Simulation(problem(), fp.FedAvg(S=2), seed=0),
     "Smoothness": lambda: problem().smoothness(),
-    "Stop": lambda: fp.Stop(grad_norm=0.1),
+    "Stop": lambda: fp.Stop(0.1),
     "StopReason": lambda: fp.StopReason.TARGET,
     "Stopped": lambda: fp.Stopped(fp.StopReason.TARGET, "at round 3"),
     "ClippedMean": lambda: fp.ClippedMean(bound=1.0),
@@ -145,8 +145,8 @@ def test_a_problem_says_what_matters():
 
 
 def test_settings_show_what_is_set():
-    assert repr(fp.Stop(grad_norm=0.1, targets={"accuracy": 0.9})) == (
-        "Stop(grad_norm=0.1, targets={'accuracy': 0.9})"
+    assert repr(fp.Stop([0.1, "accuracy:0.9"])) == (
+        "Stop(target=(Target(value=0.1), Target(column='accuracy', value=0.9)))"
     )
     assert repr(fp.Policy()) == "Policy()"
     assert repr(fp.RunOptions(threads=2)) == "RunOptions(threads=2)"

@@ -318,7 +318,7 @@ def test_a_checkpoint_of_another_run_is_not_used(killed, tmp_path_factory):
             {"options": fp.RunOptions(x0=np.ones(4), resume=True)},
             "x0 was 'zeros' and is now 'sha256:",
         ),
-        ({"stop": fp.Stop(loss=0.1)}, "stop.loss was None and is now 0.1"),
+        ({"stop": fp.Stop("loss:0.1,hold=0")}, "stop.target was None and is now ["),
     ],
 )
 def test_resuming_with_other_settings_is_refused_and_changes_no_file(killed, change, words):

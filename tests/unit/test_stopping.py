@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import quadratic
 
@@ -41,11 +42,11 @@ def ends_at(stop, rows, **options):
 @pytest.mark.parametrize(
     ("stop", "at"),
     [
-        (fp.Stop(grad_norm=0.5), 2),
-        (fp.Stop(targets={"grad_norm": 0.5}), 2),
-        (fp.Stop(targets={"held_out_accuracy": 0.8}), 3),
-        (fp.Stop(targets={"held_out_accuracy": 0.99}), None),
-        (fp.Stop(targets={"held_out_accuracy": 0.8}, grad_norm=0.5), 2),
+        (fp.Stop("0.5,hold=0"), 2),
+        (fp.Stop("grad_norm:0.5,hold=0"), 2),
+        (fp.Stop("held_out_accuracy:0.8,hold=0"), 3),
+        (fp.Stop("held_out_accuracy:0.99,hold=0"), None),
+        (fp.Stop(["held_out_accuracy:0.8,hold=0", "0.5,hold=0"]), 2),
     ],
 )
 def test_targets_respect_the_direction(stop, at):
@@ -57,18 +58,18 @@ def test_targets_respect_the_direction(stop, at):
 
 def test_a_target_counts_only_below_the_first_loss():
     rows = records(loss=[1.0, 1.5, 0.9], accuracy=[0.1, 0.9, 0.9])
-    assert ends_at(fp.Stop(targets={"accuracy": 0.8}), rows) == (2, StopReason.TARGET)
+    assert ends_at(fp.Stop("accuracy:0.8,hold=0"), rows) == (2, StopReason.TARGET)
 
 
 def test_directions_of_own_metrics():
     rows = records(mine=[1.0, 2.0, 3.0])
-    stop = fp.Stop(targets={"mine": 2.0})
+    stop = fp.Stop("mine:2.0,hold=0")
     assert ends_at(stop, rows, directions={"mine": True}) == (1, StopReason.TARGET)
     assert ends_at(stop, rows, directions={"mine": False}) == (0, StopReason.TARGET)
     with pytest.raises(InputError, match="whether higher is better is not known"):
         ends_at(stop, rows)
     with pytest.raises(InputError, match="did you mean 'mine'"):
-        ends_at(fp.Stop(targets={"mines": 2.0}), rows)
+        ends_at(fp.Stop("mines:2.0,hold=0"), rows)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,64 @@ def test_directions_of_own_metrics():
 def test_patience(stop, at):
     rows = records(accuracy=[0.1, 0.2, 0.3, 0.3, 0.2, 0.3, 0.3])
     assert ends_at(stop, rows) == (None if at is None else (at, StopReason.NO_PROGRESS))
+
+
+def curve(values, every=10):
+    return [
+        {"round": every * number, "loss": 1.0, "grad_norm": value}
+        for number, value in enumerate(values)
+    ]
+
+
+def test_a_target_must_hold_for_a_quarter_of_the_rounds_and_five_records():
+    short = [1.0] * 10 + [0.1] * 2 + [1.0] * 3 + [0.1] * 20
+    assert ends_at(fp.Stop(0.5), curve(short)) == (20, StopReason.TARGET)  # five more records
+    late = [1.0] * 40 + [0.1] * 30
+    assert ends_at(fp.Stop(0.5), curve(late)) == (50, StopReason.TARGET)  # a quarter of round 400
+    assert ends_at(fp.Stop("0.5,hold=0.5"), curve(late)) == (60, StopReason.TARGET)
+    assert ends_at(fp.Stop("0.5,hold=0"), curve(short)) == (10, StopReason.TARGET)
+    assert ends_at(fp.Stop(0.5), curve(late[:50])) is None
+    rises = [{**row, "loss": 2.0 if row["round"] == 450 else 1.0} for row in curve(late)]
+    assert ends_at(fp.Stop(0.5), rises) == (58, StopReason.TARGET)  # f(x) > f(x0) at round 450
+    watch = Watch(1.0, "effective step 0.1", fp.Stop(0.5))
+    ends = [watch.check(row) for row in curve(late)]
+    found = next(filter(None, ends))
+    assert found.detail == "reached grad_norm 0.5 at round 400 and held it to round 500"
+
+
+def test_stop_and_cost_to_share_one_definition():
+    chance = np.random.default_rng(0)
+    for hold in (0.0, 0.25, 1.0):
+        for every in (1, 7):
+            values = 0.5 + 0.1 * np.cumsum(chance.normal(size=80))
+            history, target = fp.History(), fp.Target(value=max(0.3, values.min()), hold=hold)
+            at = (ends_at(fp.Stop(target), curve(values, every)) or (None,))[0]
+            for number, row in enumerate(curve(values, every)):
+                history.append(row)
+                assert history.reached(target) == (at is not None and number >= at)
+
+
+def test_a_stretch_survives_a_checkpoint():
+    rows = curve([1.0] * 10 + [0.1] * 10)
+    for cut in range(1, 15):
+        first, second = (Watch(1.0, "step", fp.Stop([0.01, 0.5])) for _ in range(2))
+        assert not any(first.check(row) for row in rows[:cut])
+        second.restore(first.snapshot())
+        found = [second.check(row) for row in rows[cut:]]
+        assert next(i for i, verdict in enumerate(found) if verdict) == 15 - cut
+
+
+def test_a_budget_waits_while_a_target_holds():
+    problem = quadratic()
+    method = fp.PAGE(S=problem.N, eta_g=0.01)
+    options = {"rounds": 400, "seed": 0, "record_every": 5}
+    free = fp.simulate(problem, method, **options)
+    target = float(free["grad_norm"][20])  # reached at round 100 by a smooth descent
+    held = fp.simulate(problem, method, stop=fp.Stop(target, budgets={"round": 110}), **options)
+    assert (held.stop_reason, held.last("round")) == (StopReason.TARGET, 125)
+    assert held.cost_to(target, "round") == pytest.approx(100, abs=5)
+    cut = fp.simulate(problem, method, stop=fp.Stop(target, budgets={"round": 90}), **options)
+    assert (cut.stop_reason, cut.last("round")) == (StopReason.BUDGET, 90)
 
 
 def test_patience_survives_a_checkpoint():
@@ -107,13 +166,13 @@ def test_patience_survives_a_checkpoint():
 def test_budgets_of_any_cost():
     costs = {"round": 3, "clients": 30, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
     for stop in (
-        fp.Stop(bytes=300),
+        fp.Stop(budgets={"bytes": 300}),
         fp.Stop(budgets={"bytes": 300}),
         fp.Stop(budgets={"clients": 30}),
         fp.Stop(budgets={"seconds": 1.0}),
     ):
         assert stop.check_budgets(costs).reason is StopReason.BUDGET
-    assert fp.Stop(bytes=301, budgets={"clients": 31}).check_budgets(costs) is None
+    assert fp.Stop(budgets={"bytes": 301, "clients": 31}).check_budgets(costs) is None
 
 
 def test_runs_end_by_any_recorded_column():
@@ -121,10 +180,10 @@ def test_runs_end_by_any_recorded_column():
     problem = fp.LogisticRegression(data, 30, metrics=["accuracy"], held_out=data)
     method = fp.FedPAGE(S=5, K=5, eta_g=0.3)
     options = {"rounds": 400, "seed": 0, "record_every": 1}
-    run = fp.simulate(problem, method, stop=fp.Stop(targets={"held_out_accuracy": 0.78}), **options)
+    run = fp.simulate(problem, method, stop=fp.Stop("held_out_accuracy:0.78,hold=0"), **options)
     assert run.stop_reason is StopReason.TARGET
     assert run.last("held_out_accuracy") >= 0.78 > run["held_out_accuracy"][:-1].max()
-    assert run.cost_to("held_out_accuracy", 0.78, "round") == run.last("round")
+    assert run.cost_to("held_out_accuracy:0.78,hold=0", "round") == run.last("round")
     assert run.best("held_out_accuracy") == run["held_out_accuracy"].max()
     spent = fp.simulate(problem, method, stop=fp.Stop(budgets={"clients": 100}), **options)
     assert spent.stop_reason is StopReason.BUDGET
@@ -139,8 +198,8 @@ def test_runs_end_by_any_recorded_column():
 @pytest.mark.parametrize(
     "options",
     [
-        {"grad_norm": 0.0}, {"loss": math.inf}, {"bytes": -1}, {"targets": {"accuracy": math.nan}},
-        {"targets": 3}, {"targets": {1: 2.0}}, {"budgets": {"byte": 3.0}},
+        {"target": 0.0}, {"target": "loss:inf"}, {"target": "accuracy:nan"}, {"target": {1: 2.0}},
+        {"target": "loss:1,hold=-1"}, {"budgets": 3}, {"budgets": {"byte": 3.0}},
         {"budgets": {"bytes": 0}}, {"patience": 0}, {"patience": 1.5}, {"patience": True},
         {"monitor": 3}, {"min_delta": -1.0},
     ],
@@ -264,6 +323,6 @@ def test_a_run_does_not_resume_with_another_stop_function(tmp_path):
             f"{tmp_path}: cannot resume: the function `stop`, or a value it uses, has changed "
             "since the run began; give the same function, or begin a new run"
         )
-    for stop in (None, fp.Stop(loss=-1e9)):
+    for stop in (None, fp.Stop("loss:-1e9,hold=0")):
         with pytest.raises(fp.InputError, match=r"cannot resume: stop\.\w+ was"):
             fp.simulate(problem, fp.FedAvg(S=2), stop=stop, options=resume, **arguments)

@@ -164,7 +164,7 @@ def test_the_best_step_is_found_also_far_beyond_the_design(wrong):
     run = fp.simulate(
         quadratic(wrong), found.method, rounds=found.rounds, seed=FRESH_SEED, record_every=1
     )
-    assert found.judged.costs[0] == run.cost_to("grad_norm", 1e-4, "round")
+    assert found.judged.costs[0] == run.cost_to("grad_norm:1e-4,hold=0", "round")
     assert found.runs < 40
 
 
@@ -255,38 +255,42 @@ def make_run(rounds, values, *, column="grad_norm", loss=None):
 
 def test_costs_between_records():
     run = make_run([0, 10, 20], [1.0, 0.1, 0.001])
-    assert run.cost_to("grad_norm", 0.01, "round") == 20
-    assert run.cost_to("grad_norm", 0.01, "round", interpolate=True) == pytest.approx(15)
-    assert run.cost_to("grad_norm", 0.01, "bytes", interpolate=True) == pytest.approx(150)
-    assert run.cost_to("grad_norm", 0.1, "round", interpolate=True) == pytest.approx(10)
-    assert run.cost_to("grad_norm", 1e-9, "round", interpolate=True) == math.inf
-    assert run.cost_to("grad_norm", 2.0, "round", interpolate=True) == 0
+    assert run.cost_to("grad_norm:0.01,hold=0", "round") == 20
+    assert run.cost_to("grad_norm:0.01,hold=0", "round") == pytest.approx(15)
+    assert run.cost_to("grad_norm:0.01,hold=0", "bytes") == pytest.approx(150)
+    assert run.cost_to("grad_norm:0.1,hold=0", "round") == pytest.approx(10)
+    assert run.cost_to("grad_norm:1e-9,hold=0", "round") == math.inf
+    assert run.cost_to("grad_norm:2.0,hold=0", "round") == 0
     zero = make_run([0, 10], [1.0, 0.0])
-    assert zero.cost_to("grad_norm", 0.5, "round", interpolate=True) == pytest.approx(5)
+    assert zero.cost_to("grad_norm:0.5,hold=0", "round") == pytest.approx(5)
     every = make_run([0, 1, 2], [1.0, 0.5, 0.1])  # a run cannot stop within a round
-    assert every.cost_to("grad_norm", 0.2, "round", interpolate=True) == 2
+    assert every.cost_to("grad_norm:0.2,hold=0", "round") == 2
     score = make_run([0, 10], [0.0, 1.0], column="score")
-    assert score.cost_to("score", 0.3, "round", interpolate=True) == pytest.approx(3)
+    assert score.cost_to("score:0.3,hold=0", "round") == pytest.approx(3)
     far = make_run([0, 10, 20], [1.0, 1e-9, 0.001], loss=[1.0, 50.0, 0.5])
-    assert far.cost_to("grad_norm", 0.01, "round", interpolate=True) == 20  # f > f(x0) before
+    assert far.cost_to("grad_norm:0.01,hold=0", "round") == 20  # f > f(x0) before
 
 
 def test_every_cost(problem):
     history = fp.simulate(problem, fp.FedPAGE(S=5), rounds=600, seed=0)
     for cost in ("round", "clients", "bytes", "bytes_up", "bits_down", "gradients"):
-        question = Question(0.03, "grad_norm", Cost.parse(cost))
-        exact = history.cost_to("grad_norm", 0.03, cost)
+        question = Question(fp.Target("grad_norm", 0.03, hold=0), Cost.parse(cost))
+        exact = history.cost_to("grad_norm:0.03,hold=0", cost)
         assert 0.8 * exact < question.cost_of(history) <= exact
-    rounds = history.cost_to("grad_norm", 0.03, "round", interpolate=True)
-    seconds = Question(0.03, "grad_norm", Cost.parse("seconds"), link=TimeModel(latency=2.0))
+    rounds = history.cost_to("grad_norm:0.03,hold=0", "round")
+    seconds = Question(
+        fp.Target("grad_norm", 0.03, hold=0), Cost.parse("seconds"), link=TimeModel(latency=2.0)
+    )
     assert seconds.cost_of(history) == pytest.approx(2 * rounds)
-    work = Question(0.03, "grad_norm", Cost.parse("seconds"), link=TimeModel(gradient=2.0))
-    per_client = history.cost_to("grad_norm", 0.03, "gradients_per_client", interpolate=True)
+    work = Question(
+        fp.Target("grad_norm", 0.03, hold=0), Cost.parse("seconds"), link=TimeModel(gradient=2.0)
+    )
+    per_client = history.cost_to("grad_norm:0.03,hold=0", "gradients_per_client")
     assert work.cost_of(history) == pytest.approx(2 * per_client)
 
 
 def test_a_run_ends_at_its_cap_or_at_the_target(problem):
-    question = Question(0.05, "grad_norm", Cost.parse("clients"), limit=5000.0)
+    question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("clients"), limit=5000.0)
     spec = question.make_spec(problem, fp.PAGE(S=5), 0)
     whole = run_trial(spec, question, math.inf)
     assert (whole.capped, whole.diverged) == (False, False)
@@ -303,11 +307,11 @@ def test_a_run_ends_at_its_cap_or_at_the_target(problem):
 
 
 def test_a_run_ends_at_the_deadline_and_is_no_trial(problem):
-    question = Question(0.05, "grad_norm", Cost.parse("rounds"))
+    question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("rounds"))
     spec = question.make_spec(problem, fp.PAGE(S=5), 0)
     assert run_trial(spec, question, math.inf, deadline=0.0) is None
     trials = Trials(problem, question, deadline=time.monotonic() + 0.05)
-    never = Question(1e-300, "grad_norm", Cost.parse("rounds"), rounds=10**7)
+    never = Question(fp.Target("grad_norm", 1e-300, hold=0), Cost.parse("rounds"), rounds=10**7)
     trials.ask(never)
     with pytest.raises(SearchEnded):
         trials.run([(fp.PAGE(S=5, eta_g=1e-6), 0, math.inf)])
@@ -315,7 +319,7 @@ def test_a_run_ends_at_the_deadline_and_is_no_trial(problem):
 
 
 def test_a_stored_trial_answers_for_smaller_caps_only(problem):
-    question = Question(0.05, "grad_norm", Cost.parse("clients"), limit=5000.0)
+    question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("clients"), limit=5000.0)
     trials = Trials(problem, question)
     method = fp.PAGE(S=5)
     (whole,) = trials.run([(method, 0, math.inf)])
@@ -344,7 +348,7 @@ def test_the_better_candidates_get_more_seeds_and_runs_are_paired(problem):
         seed: fp.simulate(problem, found.method, rounds=300, seed=seed)
         for seed in (*range(5), *found.fresh)
     }
-    paid = [run.cost_to("grad_norm", 0.04, "round", interpolate=True) for run in runs.values()]
+    paid = [run.cost_to("grad_norm:0.04,hold=0", "round") for run in runs.values()]
     assert found.scores[0][1].cost == sorted(paid[:5])[2]
     assert found.judged.costs == tuple(paid[5:])
 
@@ -372,7 +376,7 @@ def test_a_search_resumes_and_is_the_same_in_parallel(problem, tmp_path):
 
 
 def test_trials_of_other_code_or_data_are_not_used(problem, tmp_path, monkeypatch):
-    question = Question(0.05, "grad_norm", Cost.parse("rounds"))
+    question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("rounds"))
     path, trial = tmp_path / "trials.jsonl", Trial(3.0, 0.04, False, 3.0, 30, False)
     about = question.describe(problem)
     TrialStore(path, about).put(fp.PAGE(S=5), 0, trial)
@@ -394,15 +398,15 @@ def test_trials_of_other_code_or_data_are_not_used(problem, tmp_path, monkeypatc
 def test_any_recorded_column_is_a_target(problem):
     measured = fp.LogisticRegression(fp.load("census", rows=500), clients=50, metrics=["accuracy"])
     found = fp.tune(
-        measured, fp.PAGE(S=5), target=0.8, column="accuracy", search={"eta_g": [1e-3, 1.0]},
+        measured, fp.PAGE(S=5), target="accuracy:0.8", search={"eta_g": [1e-3, 1.0]},
         rounds=60, seeds=1, fresh=1,
     )  # fmt: skip
     assert found.is_reached
     assert found.goal == "rounds to accuracy 0.8"
     history = fp.simulate(measured, found.method, rounds=60, seed=FRESH_SEED)
-    assert history.reached("accuracy", 0.8)
+    assert history.reached("accuracy:0.8,hold=0")
     with pytest.raises(InputError, match="'accurcy' is not recorded"):
-        fp.tune(problem, fp.PAGE(S=5), target=0.9, column="accurcy")
+        fp.tune(problem, fp.PAGE(S=5), target="accurcy:0.9")
     with pytest.raises(InputError, match="needs at least one of latency"):
         fp.tune(problem, fp.PAGE(S=5), target=0.1, cost="seconds")
     with pytest.raises(InputError, match="has no hyper-parameter 'T'"):
@@ -418,7 +422,7 @@ def test_a_network_is_tuned_around_the_methods_own_step():
     torch.manual_seed(0)
     problem = fp.TorchProblem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, clients)
     found = fp.tune(
-        problem, fp.FedAvg(S=2, K=2), target=0.2, column="loss", search={"step": []}, rounds=40,
+        problem, fp.FedAvg(S=2, K=2), target="loss:0.2", search={"step": []}, rounds=40,
         record_every=2, seeds=1, fresh=1,
     )  # fmt: skip
     assert found.is_enclosed
@@ -523,7 +527,7 @@ def test_command_lines_say_everything_that_differs_from_the_defaults():
 
 
 def test_a_search_needs_a_candidate(problem):
-    trials = Trials(problem, Question(0.1, "grad_norm", Cost.parse("rounds")))
+    trials = Trials(problem, Question(fp.Target("grad_norm", 0.1, hold=0), Cost.parse("rounds")))
     axes = {"eta_g": Axis("eta_g", (-1.0, -2.0), fixed=True)}
     with pytest.raises(InputError, match="eta_g must be"):
         Search(trials, fp.PAGE(S=5), axes)

@@ -40,7 +40,7 @@ larger ones work.""",
 ]  # about 20 clients per round; the effective step is 0.3
 histories = fp.sweep(problem, methods, rounds=300, seeds=3, record_every=10)""",
     """for history in histories[::3]:
-    megabytes = history.cost_to("grad_norm", 0.02, cost="bytes") / 1e6
+    megabytes = history.cost_to(0.02, cost="bytes") / 1e6
     print(f"{history.label:9} ends at a gradient norm of {history.last('grad_norm'):.1e}")
     print(f"{'':9} and reaches 0.02 after {megabytes:.1f} MB")""",
     """import matplotlib.pyplot as plt

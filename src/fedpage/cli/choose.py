@@ -25,7 +25,8 @@ from fedpage.cli.options import DevicesOption, ForceOption, ReportOption, with_c
 from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError
-from fedpage.runs.config import ProblemConfig, Target
+from fedpage.core.target import Target
+from fedpage.runs.config import ProblemConfig
 
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
@@ -100,15 +101,14 @@ def choose(
     from fedpage.studies.choose import choose as race
     from fedpage.studies.question import parse_budget, resolve_target
 
-    goal = Target.from_text(target)
+    goal = Target.parse(target)
     check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
     check_time(parse_cost(cost), read_devices(devices))
     parse_budget(budget)
     problem, objective = build.open_problem(build.record_target(problem, goal))
-    value, column = resolve_target(objective, goal.value, goal.column)
-    goal = Target(column, value)
+    goal = resolve_target(objective, goal)
     check_target(objective, goal)
     names = (
         None if methods is None else [name for word in methods.split(",") if (name := word.strip())]
@@ -130,7 +130,7 @@ def choose(
             bars.update(task, completed=done, total=total or None, note=note)
 
         choice = race(
-            objective, target=value, column=column, cost=cost, budget=budget, methods=names,
+            objective, target=goal, cost=cost, budget=budget, methods=names,
             stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
             jobs=jobs or os.cpu_count() or 1, costs=link.costs(), devices=read_devices(devices),
             store=None if out is None else out / "trials.jsonl", progress=progress,
@@ -203,7 +203,7 @@ def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
     about = problem_options(problem) | {
         "--rounds": str(chosen.rounds),
         "--record-every": str(question.record_every),
-        "--target": shlex.quote(str(Target(question.column, question.target))),
+        "--target": shlex.quote(str(question.target)),
     }
     about |= device_options(question.devices)
     seeds = {
@@ -263,7 +263,7 @@ def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig
         clients=N,
         rounds=2 * chosen.rounds,
         metrics=problem.metrics,
-        target=str(Target(question.column, question.target)),
+        target=str(question.target),
         objective=str(problem.objective),
         alpha=0.1 if problem.alpha is None else problem.alpha,
         weights=problem.weights,

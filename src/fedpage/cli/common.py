@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.runs.config import ProblemConfig, Target, dataclass_fields, structure
+from fedpage.core.target import Target
+from fedpage.runs.config import ProblemConfig, dataclass_fields, structure
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod, Problem

@@ -248,9 +248,7 @@ def _report(
 
     settled, config, cost = command.problem, command.compare, parse_cost(command.compare.cost)
     seeds = range(config.seed, config.seed + config.seeds)
-    comparison = compare_costs(
-        runs, target=config.target.value, column=config.target.column, cost=cost
-    )
+    comparison = compare_costs(runs, target=config.target, cost=cost)
     print_summary(runs, config.target, cost, comparison.tied)
     print_metrics(runs)
     print_comparison(comparison)

@@ -19,7 +19,8 @@ from fedpage.cli.output import (
     write_reports,
 )
 from fedpage.cli.sweep import sweep
-from fedpage.runs.config import ProblemConfig, Target
+from fedpage.core.target import Target
+from fedpage.runs.config import ProblemConfig
 
 _OUT = Path("demo-report")
 _TARGET = Target(value=5e-3)

@@ -20,7 +20,7 @@ from fedpage.cli.output import (
 )
 from fedpage.cli.watch import watch
 from fedpage.core.errors import InputError
-from fedpage.runs.config import Target
+from fedpage.core.target import Target
 
 if TYPE_CHECKING:
     from fedpage.flower.deploy.local_federation import LocalFederation

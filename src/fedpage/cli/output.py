@@ -20,9 +20,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedpage.core.target import Target
     from fedpage.problems import LinearModel
     from fedpage.report.tables import Table
-    from fedpage.runs.config import ProblemConfig, Target
+    from fedpage.runs.config import ProblemConfig
     from fedpage.runs.history import History
     from fedpage.studies.comparison import Comparison
 
@@ -96,16 +97,16 @@ def describe_runs(runs: Sequence[History], target: Target, cost: str = "bytes") 
     from fedpage.report.summary import summarise
 
     return {
-        "target": target,
+        "target": str(target),
         "cost": cost,
-        "methods": summarise(runs, target.value, target.column, cost),
+        "methods": summarise(runs, target, cost),
         "runs": [
             {
                 "method": run.label,
                 "seed": run.meta.get("seed"),
                 "end": run.stop_reason,
                 "detail": run.stop_detail,
-                "cost_to_target": run.cost_to(target.column, target.value, cost),
+                "cost_to_target": run.cost_to(target, cost),
                 "last": run.rows[-1] if run.rows else {},
             }
             for run in runs
@@ -139,20 +140,18 @@ def print_summary(
     """
     from dataclasses import replace
 
-    from fedpage.core.columns import describe_column
     from fedpage.report import summary
 
-    rows = summary.summarise(runs, target.value, target.column, cost)
+    rows = summary.summarise(runs, target, cost)
     columns = summary.needed(rows, target.column, cost)
     table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
     seeds = len({run.meta.get("seed") for run in runs})
-    label = describe_column(target.column).label
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
     headings = summary.headings(target.column, cost)
     least_needed = ("seconds", "clients", "loss", "step", "clients_per_round", "bytes_down",
                     "bytes_up")  # fmt: skip
     print_table(
-        replace(table, caption=f"target: {label} {target.value:g}{medians}"),
+        replace(table, caption=f"target: {target.title}{medians}"),
         optional=[headings[key] for key in least_needed if key != target.column],
     )
 
@@ -217,7 +216,7 @@ def print_scale_hint(runs: Sequence[History], config: ProblemConfig, target: Tar
     """Say that the columns of a table are not standardised, where a run missed the target."""
     if not config.label or config.standardise:
         return
-    if any(math.isinf(run.cost_to(target.column, target.value)) for run in runs):
+    if any(math.isinf(run.cost_to(target)) for run in runs):
         print("The columns of the table are not standardised: try --standardise.")
 
 
@@ -366,8 +365,7 @@ def write_reports(
             runs,
             path,
             title=title,
-            target=target.value,
-            column=target.column,
+            target=target,
             cost=cost,
             bold=() if comparison is None else comparison.tied,
             sentences=() if comparison is None else comparison.sentences(),

@@ -184,7 +184,7 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         rounds=config.rounds,
         seed=config.seed,
         record_every=config.record_every,
-        stop=Stop(targets={config.target.column: config.target.value}) if config.stop else None,
+        stop=Stop(config.target) if config.stop else None,
         options=RunOptions(
             threads=threads,
             faults=faults,

@@ -110,7 +110,7 @@ def tune(
     counts = {"--rounds": run.rounds, "--record-every": every}
     costs, target, devices = link.costs(), run.target, read_devices(run.devices)
     check_target(objective, target)
-    tuning.check_question(objective, target.value, target.column, cost, costs, counts, devices)
+    tuning.check_question(objective, target, cost, costs, counts, devices)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
     seconds = None if budget is None else parse_budget(budget)
@@ -124,7 +124,7 @@ def tune(
             bars.update(task, completed=done, total=total, note=note)
 
         found = tuning.tune(
-            objective, base, target=target.value, column=target.column, cost=cost, search=values,
+            objective, base, target=target, cost=cost, search=values,
             fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
             record_every=every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
             store=out / "trials.jsonl", progress=progress, budget=seconds, devices=devices,
@@ -158,7 +158,6 @@ def tune(
 def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
     """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
     from fedpage.cli.commands import join_options
-    from fedpage.runs.config import Target
 
     question = found.question
     options = problem_options(problem) | {
@@ -167,7 +166,7 @@ def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
         "--seeds": str(len(found.fresh)),
         "--rounds": str(found.rounds),
         "--record-every": str(question.record_every),
-        "--target": shlex.quote(str(Target(question.column, question.target))),
+        "--target": shlex.quote(str(question.target)),
         "--cost": shlex.quote(question.cost.name),
     }
     options |= device_options(question.devices)
@@ -195,7 +194,7 @@ def _write_report(
     title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
     cost = question.cost
     path = page.write_runs(
-        runs, report, title=title, target=question.target, column=question.column, picture=picture,
+        runs, report, title=title, target=question.target, picture=picture,
         cost="round" if cost.is_estimated else cost,  # no column has estimated seconds
         command=command, command_note="To run the tuned method:",
     )  # fmt: skip
@@ -225,7 +224,7 @@ def _print_result(found: Tuning, out: Path) -> None:
     column = found.question.cost.column
     table = Table(title=f"{found.goal}: medians over seeds", title_justify="left")
     names = _shown_names(found)
-    label = describe_column(found.question.column).label
+    label = describe_column(found.question.target.column).label
     for heading in (*names, found.goal.partition(" ")[0], f"best {label}", "over winner", "seeds"):
         table.add_column(heading, justify="right")
     for candidate, score in found.scores[:8]:

@@ -144,10 +144,10 @@ class Run:
         self.seconds += seconds
         self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds
-        stopped = self._check_model_and_budget()
+        stopped = self._check_model() or self._check_budget()
         if is_recorded(done, self.record_every) or is_last or stopped is not None:
             record = self._record(self._evaluate())
-            stopped = stopped or self._check_record(record, is_last)
+            stopped = stopped or self._check_record(record, is_last) or self._check_budget()
         if self._callbacks:
             ended = RoundEnd(
                 done, self.rounds, is_last or stopped is not None,
@@ -160,15 +160,20 @@ class Run:
                 stopped = stopped or request
         return stopped
 
-    def _check_model_and_budget(self) -> Stopped | None:
+    def _check_model(self) -> Stopped | None:
         """Return why the run ends before its newest model is evaluated, if it does."""
-        costs, x = self.engine.costs, self.engine.x
-        if not math.isfinite(x.dot(x)):
-            text = f"|x|^2 is not finite after round {costs.round}, with {self.engine.step_text}"
-            return Stopped(StopReason.DIVERGED, text)
-        if isinstance(self.stop, Stop):
-            return self.stop.check_budgets({**vars(costs), "seconds": self.seconds})
-        return None
+        x = self.engine.x
+        if math.isfinite(x.dot(x)):
+            return None
+        text = f"|x|^2 is not finite after round {self.rounds_done}, with {self.engine.step_text}"
+        return Stopped(StopReason.DIVERGED, text)
+
+    def _check_budget(self) -> Stopped | None:
+        """Return the end of the run if a budget is used up and no target is holding."""
+        assert self._watch is not None
+        if not isinstance(self.stop, Stop) or self._watch.is_holding:
+            return None
+        return self.stop.check_budgets({**vars(self.engine.costs), "seconds": self.seconds})
 
     def _check_record(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
         """Return why the run ends at this record, if it does."""

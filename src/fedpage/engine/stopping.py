@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedpage.callbacks.base import Stopped
 from fedpage.core import validate
@@ -12,6 +13,7 @@ from fedpage.core.columns import Cost, read_column
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import EVALUATED, higher_is_better
+from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import StopReason
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import is_complete
@@ -21,33 +23,28 @@ from fedpage.runs.history import is_complete
 class Stop:
     """When to end a run before its last round.
 
-    Targets and patience are checked at records, budgets after every round. A target counts only
-    where f(x) <= f(x0).
+    Targets and patience are checked at records, budgets after every round. A target must hold (see
+    `fedpage.Target`), and it counts only where f(x) <= f(x0). A budget or patience does not end the
+    run while a target that was met before is still met: it ends when the target has held, or at the
+    first record where it does not.
 
     Args:
-        grad_norm: end at the first record with a gradient norm of at most this.
-        loss: end at the first record with a loss of at most this.
-        bytes: end after the round that takes the traffic, up and down, to this or beyond.
-        targets: end at the first record where any of these columns is at its target or better, such
-            as {"held_out_accuracy": 0.9}.
-        budgets: end after the round that takes any of these costs to its budget, such as
-            {"clients": 1000, "seconds": 60} or {"up+0.1*down": 1e9}.
-        patience: end when `monitor` has not improved for this many records.
-        monitor: the column that patience watches, "loss" by default.
-        min_delta: the least change that counts as an improvement of `monitor`.
+        target: End once any of these targets has held: one target or several, such as
+            "held_out_accuracy:0.9", a Target, or a number, which is a gradient norm.
+        budgets: End after the round that takes any of these costs to its budget, such as
+            {"bytes": 5e7, "seconds": 60} or {"up+0.1*down": 1e9}.
+        patience: End when `monitor` has not improved for this many records.
+        monitor: The column that patience watches.
+        min_delta: The least change that counts as an improvement of `monitor`.
 
     Raises:
-        InputError: a number cannot be used, or a cost is not known.
+        InputError: If a number cannot be used, or a cost is not known.
 
-    >>> stop = Stop(grad_norm=0.05, budgets={"clients": 500})
-    >>> stop.check_targets({"grad_norm": 0.04, "round": 7}).detail
-    'reached grad_norm 0.05 at round 7'
+    >>> Stop(["grad_norm:0.05", "accuracy:0.9"], budgets={"clients": 5})
+    Stop(target=(Target(value=0.05), Target(column='accuracy', value=0.9)), budgets={'clients': 5})
     """
 
-    grad_norm: float | None = None
-    loss: float | None = None
-    bytes: float | None = None
-    targets: Mapping[str, float] = field(default_factory=dict)
+    target: TargetLike | Sequence[TargetLike] = ()
     budgets: Mapping[str, float] = field(default_factory=dict)
     patience: int | None = None
     monitor: str = "loss"
@@ -56,15 +53,19 @@ class Stop:
     __repr__ = repr_settings
 
     def __post_init__(self) -> None:
-        for name, table in {"targets": self.targets, "budgets": self.budgets}.items():
-            if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
-                raise InputError(
-                    f"stop: {name} must be a table of column -> number, not {short_repr(table)}"
-                )
-        for name, value in self._targets().items():
-            check = validate.positive if name == "grad_norm" else validate.finite
-            check("stop", name, value)
-        for name, value in self._budgets().items():
+        given: Any = self.target
+        try:
+            targets = tuple(
+                map(Target.parse, given if isinstance(given, (list, tuple)) else [given])
+            )
+        except InputError as error:
+            raise InputError(f"stop: {error}") from None
+        object.__setattr__(self, "target", targets)
+        if not isinstance(self.budgets, Mapping):
+            raise InputError(
+                f"stop: budgets must be a table of cost -> number, not {short_repr(self.budgets)}"
+            )
+        for name, value in self.budgets.items():
             try:
                 Cost.parse(name)
             except InputError as error:
@@ -76,49 +77,30 @@ class Stop:
             raise InputError(f"stop: monitor must be a column, not {short_repr(self.monitor)}")
         validate.at_least_zero("stop", "min_delta", self.min_delta)
 
-    def _targets(self) -> dict[str, float]:
-        named = {"grad_norm": self.grad_norm, "loss": self.loss}
-        return {k: v for k, v in named.items() if v is not None} | dict(self.targets)
-
-    def _budgets(self) -> dict[str, float]:
-        named = {} if self.bytes is None else {"bytes": self.bytes}
-        return named | dict(self.budgets)
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets, any of which ends the run."""
+        return self.target  # type: ignore[return-value]
 
     @property
     def columns(self) -> frozenset[str]:
         """The recorded values that targets and patience look at."""
         watched = () if self.patience is None else (self.monitor,)
-        return frozenset((*self._targets(), *watched))
+        return frozenset((*(target.column for target in self.targets), *watched))
 
     def describe(self) -> dict[str, object]:
         """List what is set, as plain values for provenance."""
-        single = ("grad_norm", "loss", "bytes", "patience")
-        table = {name: getattr(self, name) for name in single if getattr(self, name) is not None}
-        tables = {"targets": dict(self.targets), "budgets": dict(self.budgets)}
-        table |= {name: values for name, values in tables.items() if values}
+        table: dict[str, object] = {"target": list(map(str, self.targets))} if self.targets else {}
+        table |= {"budgets": dict(self.budgets)} if self.budgets else {}
         if self.patience is not None:
-            table |= {"monitor": self.monitor, "min_delta": self.min_delta}
+            table |= {
+                "patience": self.patience, "monitor": self.monitor, "min_delta": self.min_delta
+            }  # fmt: skip
         return table
-
-    def check_targets(
-        self, row: Mapping[str, float], directions: Mapping[str, bool | None] | None = None
-    ) -> Stopped | None:
-        """Return the end of the run if a record reaches a target, else None.
-
-        Raises:
-            InputError: the record lacks the column, or its direction is not known.
-        """
-        for name, target in self._targets().items():
-            value = _value(row, name)
-            good = value >= target if higher_is_better(name, directions) else value <= target
-            if good:
-                text = f"reached {name} {target:g} at round {row['round']}"
-                return Stopped(StopReason.TARGET, text)
-        return None
 
     def check_budgets(self, costs: Mapping[str, float]) -> Stopped | None:
         """Return the end of the run if the cumulative costs have used up a budget, else None."""
-        for name, budget in self._budgets().items():
+        for name, budget in self.budgets.items():
             if Cost.parse(name).evaluate(lambda column: read_column(costs, column)) >= budget:
                 text = f"spent {budget:g} {name} at round {costs['round']}"
                 return Stopped(StopReason.BUDGET, text)
@@ -147,6 +129,7 @@ class Watch:
     ) -> None:
         self.first, self.step, self.directions = first, step, directions
         self.stop = Stop() if stop is None else stop
+        self.stretches = [Stretch(target.hold) for target in self.stop.targets]
         self.above: list[float] = []
         self.best: float | None = None
         self.waited = 0
@@ -156,9 +139,25 @@ class Watch:
         verdict = self.check_divergence(row, last)
         if verdict is not None or not is_complete(row):
             return verdict
-        if not row.get("loss", math.nan) > self.first:
-            verdict = self.stop.check_targets(row, self.directions)
-        return verdict or self._check_patience(row)
+        return self._check_targets(row) or self._check_patience(row)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether the newest record of all clients is at a target, which has not held yet."""
+        return any(stretch.round is not None for stretch in self.stretches)
+
+    def _check_targets(self, row: Mapping[str, float]) -> Stopped | None:
+        """Return the end of the run if a target has held, else None."""
+        is_progress = not row.get("loss", math.nan) > self.first
+        for target, stretch in zip(self.stop.targets, self.stretches, strict=True):
+            value = _value(row, target.column)
+            higher = higher_is_better(target.column, self.directions)
+            is_met = is_progress and target.is_met(value, higher)
+            if stretch.add(row["round"], is_met):
+                text = f"reached {target.column} {target.value:g} at round {stretch.round:.0f}"
+                held = f" and held it to round {row['round']:.0f}" if target.hold else ""
+                return Stopped(StopReason.TARGET, text + held)
+        return None
 
     def check_divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
         """Return the end of the run if it has diverged at this record, else None."""
@@ -188,21 +187,30 @@ class Watch:
             self.best, self.waited = value, 0
             return None
         self.waited += 1
-        if self.waited < self.stop.patience:
+        if self.waited < self.stop.patience or self.is_holding:
             return None
         text = f"{name} has not improved on {self.best:.6g} for {self.waited} records"
         return Stopped(StopReason.NO_PROGRESS, f"{text}, at round {row['round']}")
 
     def snapshot(self) -> Snapshot:
         """Return what was seen so far, for a checkpoint."""
-        above = [float(done) for done in self.above]
-        return {"first_loss": self.first, "above": above, "best": self.best, "waited": self.waited}
+        return {
+            "first_loss": self.first,
+            "above": [float(done) for done in self.above],
+            "best": self.best,
+            "waited": self.waited,
+            "stretches": [[stretch.round, stretch.records] for stretch in self.stretches],
+        }
 
     def restore(self, state: Snapshot) -> None:
         """Go back to a snapshot; raise a KeyError, TypeError or ValueError if it is not one."""
         self.first, self.above = float(state["first_loss"]), [float(r) for r in state["above"]]
         self.best = None if state["best"] is None else float(state["best"])
         self.waited = int(state["waited"])
+        self.stretches = [
+            Stretch(target.hold, done, records)
+            for target, (done, records) in zip(self.stop.targets, state["stretches"], strict=True)
+        ]
 
 
 def _value(row: Mapping[str, float], column: str) -> float:

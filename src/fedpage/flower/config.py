@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod
 from fedpage.engine.policy import Policy
 from fedpage.engine.stopping import Stop
 from fedpage.flower.private_files import state_home
 from fedpage.runs import build
-from fedpage.runs.config import MethodConfig, ProblemConfig, Target, setting, structure
+from fedpage.runs.config import MethodConfig, ProblemConfig, setting, structure
 
 Value = bool | float | int | str
 """A value of Flower's configuration."""
@@ -125,20 +126,18 @@ class AppConfig:
     def metric_names(self) -> tuple[str, ...]:
         """The metrics to record, in the order in which evaluation replies carry their values."""
         config = ProblemConfig(metrics=self.metrics)
-        for column in (*self._targets, self.monitor, self.best):
+        targets = [target.column for target in self._targets]
+        for column in (*targets, self.monitor, self.best):
             config = build.record_target(config, Target(column, 1.0))
         return tuple(name.strip() for name in config.metrics.split(",") if name.strip())
 
     @property
-    def _targets(self) -> dict[str, float]:
-        """The target as a table of a column and its value; empty if there is none."""
-        if self.target in ("", 0):
-            return {}
+    def _targets(self) -> tuple[Target, ...]:
+        """The target, or nothing if there is none."""
         try:
-            target = Target.from_text(str(self.target))
+            return () if self.target in ("", 0) else (Target.parse(self.target),)
         except InputError as error:
             raise InputError(f"run config: target: {error}") from None
-        return {target.column: target.value}
 
     @property
     def stop(self) -> Stop | None:
@@ -158,7 +157,7 @@ class AppConfig:
             return None
         try:
             return Stop(
-                targets=self._targets,
+                target=self._targets,
                 budgets=budgets,
                 patience=self.early_stopping or None,
                 monitor=self.monitor,

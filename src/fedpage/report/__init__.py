@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedpage.core.columns import Cost
+    from fedpage.core.target import TargetLike
     from fedpage.runs.history import History
 
 
@@ -22,8 +23,8 @@ def write_report(
     path: str | os.PathLike[str] = "report.html",
     *,
     title: str = "",
+    target: TargetLike | None = None,
     column: str = "grad_norm",
-    target: float | None = None,
     cost: str | Cost = "bytes",
 ) -> Path:
     """Write an HTML page about runs: a table, curves, settings and provenance.
@@ -34,9 +35,9 @@ def write_report(
         histories: A history, or several of any methods and seeds.
         path: The HTML file.
         title: The page's title; by default the methods and the data.
-        column: The recorded column of the table and of the curves.
-        target: The value of the column that counts as reached; by default the worst of the runs'
-            best values, which every run has reached.
+        target: What counts as reached, such as "accuracy:0.9". By default it is a value of `column`
+            that every run reaches and holds to its end.
+        column: The recorded column of the table and of the curves, if no target is given.
         cost: The cost of the table, such as "bytes", "round" or "up+0.1*down".
 
     Returns:
@@ -54,7 +55,9 @@ def write_report(
     'report.html'
     """
     from fedpage.core.errors import InputError, short_repr
+    from fedpage.core.target import Target
     from fedpage.report.page import write_runs
+    from fedpage.report.summary import held_value
     from fedpage.report.titles import by_method
     from fedpage.runs.history import History
 
@@ -66,8 +69,8 @@ def write_report(
     if not all(run.rows for run in runs):
         raise InputError("report: a history has no record yet")
     if target is None:
-        best = [run.best(column) for run in runs]
-        target = min(best) if runs[0].higher_is_better(column) else max(best)
+        held = [held_value(run, column) for run in runs]
+        target = Target(column, min(held) if runs[0].higher_is_better(column) else max(held))
     if not title:
         data = runs[0].meta.get("problem", {}).get("data", "")
         names = ", ".join(dict.fromkeys(run.label for run in runs)) if len(runs) < 9 else "Runs"
@@ -76,8 +79,7 @@ def write_report(
         [run for group in by_method(runs).values() for run in group],
         Path(path),
         title=title,
-        target=target,
-        column=column,
+        target=Target.parse(target),
         cost=cost,
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column, list_axes
 from fedpage.core.display import format_number
+from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
@@ -59,7 +60,7 @@ def write(
     picture: Path | None = None,
     command: str = "",
     command_note: str = "To repeat it:",
-    target: tuple[str, float] | None = None,
+    target: Target | None = None,
     runs: Sequence[History] = (),
     run_links: Sequence[str] = (),
     home: str = "",
@@ -80,7 +81,7 @@ def write(
         picture: A PNG or SVG file to show before the figures.
         command: A command line to show.
         command_note: The line above the command.
-        target: A column and the value that counts as reached, to draw as a line.
+        target: A target to draw as a line.
         runs: Runs to list one by one, with their ends, events and settings.
         run_links: A page for each of `runs`, relative to this one. Without them this page has the
             details of each run.
@@ -136,8 +137,7 @@ def write_runs(
     path: Path,
     *,
     title: str,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "bytes",
     picture: Path | None = None,
     command: str = "",
@@ -153,8 +153,7 @@ def write_runs(
         runs: The runs.
         path: The HTML file.
         title: The page's title.
-        target: The value of the column that counts as reached.
-        column: The recorded column that the target is about.
+        target: What is to be reached and held.
         cost: The cost of the comparison: a column, or a sum such as "up+0.1*down". Other than
             "bytes" it is the horizontal axis that is shown at first.
         picture: A PNG or SVG file to show before the plot.
@@ -168,20 +167,20 @@ def write_runs(
     Returns:
         The path.
     """
+    target = Target.parse(target)
     links = [os.path.relpath(folder / "report.html", path.parent) for folder in folders]
     for run, folder in zip(runs, folders, strict=bool(folders)):
         write_runs(
             [run], folder / "report.html", title=f"{run.label}, seed {run.meta.get('seed', '')}",
-            target=target, column=column, cost=cost, home=path,
+            target=target, cost=cost, home=path,
         )  # fmt: skip
     groups = by_method(runs)
     about = runs[0].meta
     cost, axes = Cost.parse(cost), list_axes(run.columns for run in runs)
-    results = summary.summarise(runs, target, column, cost)
-    table = summary.table(results, column, cost, bold=bold)
-    words = describe_column(column).label
+    results = summary.summarise(runs, target, cost)
+    table = summary.table(results, target.column, cost, bold=bold)
     medians = "Medians over seeds. " if len(runs) > len(groups) else ""
-    note = f"{medians}The target is {words} {target:g} while the loss is at most that of the start."
+    note = f"{medians}{summary.explain_target(target)}"
     settings = {
         "problem": about.get("problem", {}),
         "rounds": about.get("rounds"),
@@ -195,14 +194,14 @@ def write_runs(
         title=title,
         figures=[FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
         settings=settings,
-        columns=value_columns(runs, column),
+        columns=value_columns(runs, target.column),
         axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
         tables=[replace(table, notes=(note, *table.notes), details=tuple(sentences))],
         note=f"Data: {data_note}." if data_note else "",
         picture=picture,
         command=command,
         command_note=command_note,
-        target=(column, target),
+        target=target,
         runs=runs,
         run_links=[Path(link).as_posix() for link in links],
         home="" if home is None else Path(os.path.relpath(home, path.parent)).as_posix(),
@@ -293,12 +292,12 @@ def _page_data(
     figures: Sequence[FigureRuns],
     columns: Sequence[str],
     axes: Sequence[str],
-    target: tuple[str, float] | None,
+    target: Target | None,
 ) -> Json:
     """Collect what the page's script draws."""
     has_seeds = _count_runs(figures) <= _SEED_CURVES
     return {
-        "target": None if target is None else {"column": target[0], "value": target[1]},
+        "target": None if target is None else {"column": target.column, "value": target.value},
         "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
         "figures": [
             {
@@ -331,7 +330,7 @@ def _panel_data(
     styles: Mapping[str, Style],
     columns: Sequence[str],
     axes: Sequence[str],
-    target: tuple[str, float] | None,
+    target: Target | None,
     *,
     has_seeds: bool,
 ) -> Json:
@@ -382,11 +381,11 @@ def _run_data(run: History, columns: Sequence[str], axes: Sequence[str]) -> Json
     }
 
 
-def _cost_to(runs: Sequence[History], target: tuple[str, float] | None, x: str) -> float | None:
+def _cost_to(runs: Sequence[History], target: Target | None, x: str) -> float | None:
     """Return the median cost to the target; None if there is none or half did not reach it."""
-    if target is None or find_direction(runs, target[0]) is None:
+    if target is None or find_direction(runs, target.column) is None:
         return None
-    return _numbers(np.median([run.cost_to(*target, x) for run in runs], keepdims=True))[0]
+    return _numbers(np.median([run.cost_to(target, x) for run in runs], keepdims=True))[0]
 
 
 def _numbers(values: Vector) -> list[float | None]:

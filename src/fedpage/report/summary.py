@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
+from fedpage.core.target import Target, TargetLike
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
@@ -29,6 +30,8 @@ class SummaryRow:
         bytes_up: Bytes to the server, to the target.
         bytes_down: Bytes to the clients, to the target.
         clients: Clients called to the target.
+        at_end: How many runs end at the target.
+        runs: The number of runs.
         clients_per_round: Clients called in an average round.
         seconds: Seconds that a run spent in rounds.
         end: How many runs diverged, or "".
@@ -45,6 +48,8 @@ class SummaryRow:
     bytes_up: float
     bytes_down: float
     clients: float
+    at_end: int
+    runs: int
     clients_per_round: float
     seconds: float
     end: str
@@ -63,6 +68,7 @@ class SummaryRow:
             format_cost(self.bytes_up, "B"),
             format_cost(self.bytes_down, "B"),
             _format_count(self.clients),
+            f"{self.at_end}/{self.runs}",
             f"{self.clients_per_round:.1f}",
             f"{self.seconds:.2f}",
             self.end,
@@ -99,6 +105,7 @@ def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str,
         "bytes_up": "bytes up to target",
         "bytes_down": "bytes down to target",
         "clients": "clients to target",
+        "at_end": "end at target",
         "clients_per_round": "clients a round",
         "seconds": "seconds a run",
         "end": "ended",
@@ -107,22 +114,20 @@ def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str,
 
 def summarise(
     histories: Iterable[History],
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "bytes",
 ) -> list[SummaryRow]:
     """Compute a row of medians for each method.
 
     Args:
         histories: Runs of any methods and seeds.
-        target: The value that counts as reached, while the loss is at most that of the start.
-        column: The recorded column that the target is about.
+        target: What is to be reached and held, such as "accuracy:0.9"; see `History.cost_to`.
         cost: The cost by which methods are compared: a column, or a sum such as "up+0.1*down".
 
     Returns:
         The rows, in the order of the methods.
     """
-    rows, cost = [], Cost.parse(cost)
+    rows, cost, goal = [], Cost.parse(cost), Target.parse(target)
     for label, runs in by_method(histories).items():
 
         def median(measure: Callable[[History], float], runs: list[History] = runs) -> float:
@@ -133,14 +138,16 @@ def summarise(
             SummaryRow(
                 method=label,
                 step=_step_of(runs[0]),
-                value=median(lambda run: _last(run, column)),
+                value=median(lambda run: _last(run, goal.column)),
                 loss=median(lambda run: _last(run, "loss") if "loss" in run.columns else math.nan),
-                rounds=median(lambda run: run.cost_to(column, target, "round")),
-                cost=median(lambda run: run.cost_to(column, target, cost)),
-                total_bytes=median(lambda run: run.cost_to(column, target, "bytes")),
-                bytes_up=median(lambda run: run.cost_to(column, target, "bytes_up")),
-                bytes_down=median(lambda run: run.cost_to(column, target, "bytes_down")),
-                clients=median(lambda run: run.cost_to(column, target, "clients")),
+                rounds=median(lambda run: run.cost_to(goal, "round")),
+                cost=median(lambda run: run.cost_to(goal, cost)),
+                total_bytes=median(lambda run: run.cost_to(goal, "bytes")),
+                bytes_up=median(lambda run: run.cost_to(goal, "bytes_up")),
+                bytes_down=median(lambda run: run.cost_to(goal, "bytes_down")),
+                clients=median(lambda run: run.cost_to(goal, "clients")),
+                at_end=sum(run.ends_at(goal) for run in runs),
+                runs=len(runs),
                 clients_per_round=median(
                     lambda run: run.last("clients") / max(run.last("round"), 1.0)
                 ),
@@ -150,6 +157,33 @@ def summarise(
             )
         )
     return rows
+
+
+def explain_target(target: Target) -> str:
+    """Say in a sentence what counts as reached."""
+    if not target.hold:
+        return f"The target is {target.title}, at the first record there."
+    return (
+        f"The target is {target.title}, held while the rounds grow by {100 * target.hold:g} % and "
+        "for five more records. Costs are those at the beginning of that stretch."
+    )
+
+
+def held_value(run: History, column: str) -> float:
+    """Return the best value of a column that a run reaches and holds to its end.
+
+    Args:
+        run: A run with at least one record.
+        column: A recorded column.
+
+    Returns:
+        The worst value of the records by which a target would have to hold: the last fifth of the
+        rounds, and at least six records.
+    """
+    rounds, values = run["round"], run[column]
+    early = np.count_nonzero((1 + Target.hold) * rounds <= rounds[-1])
+    last = values[max(0, min(early - 1, len(rounds) - 6)) :]
+    return float(last.min() if run.higher_is_better(column) else last.max())
 
 
 def _last(run: History, column: str) -> float:

@@ -14,6 +14,7 @@ from fedpage.core import spec
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.files import import_object
 from fedpage.core.metrics import METRICS, find_quantile
+from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.data import Dataset, load
 from fedpage.data.files import table_suffix
@@ -30,7 +31,6 @@ from fedpage.runs.config import (
     DataConfig,
     MethodConfig,
     ProblemConfig,
-    Target,
     dataclass_fields,
     field_types,
     field_values,

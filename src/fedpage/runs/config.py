@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.target import Target
 
 T = TypeVar("T")
 Settings: TypeAlias = dict[str, Any]
@@ -139,41 +140,6 @@ class MethodConfig:
 
     name: str
     hyper: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Target:
-    """Name a recorded column and the value that counts as reached."""
-
-    column: str = "grad_norm"
-    value: float = 1e-2
-
-    def __post_init__(self) -> None:
-        if self.column == "grad_norm" and not self.value > 0:
-            raise InputError(f"a gradient norm must be above 0, not {self.value:g}")
-
-    @classmethod
-    def from_text(cls, text: str) -> Target:
-        """Parse "accuracy:0.9", or "0.01", which is about the gradient norm.
-
-        >>> Target.from_text("accuracy:0.9"), str(Target.from_text("0.01"))
-        (Target(column='accuracy', value=0.9), '0.01')
-        """
-        column, _, number = text.rpartition(":")
-        try:
-            value = float(number)
-            if not math.isfinite(value):
-                raise ValueError
-        except ValueError:
-            raise InputError(
-                "expected a finite number or column:number, such as 0.01 or accuracy:0.9, "
-                f"not {short_repr(text)}"
-            ) from None
-        return cls(column.strip() or "grad_norm", value)
-
-    def __str__(self) -> str:
-        number = write_number(self.value)
-        return number if self.column == "grad_norm" else f"{self.column}:{number}"
 
 
 @dataclass(frozen=True)

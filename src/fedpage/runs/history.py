@@ -21,8 +21,8 @@ from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import put
 from fedpage.core.metrics import higher_is_better
+from fedpage.core.target import MORE_RECORDS, Stretch, Target, TargetLike
 from fedpage.core.types import StopReason
-from fedpage.core.validate import as_number
 from fedpage.runs.history_file import (
     EventRow,
     Meta,
@@ -61,10 +61,8 @@ class History:
     >>> history = History({"seed": 0})
     >>> history.append({"round": 0, "loss": 1.0, "accuracy": 0.5, "bytes_up": 0, "bytes_down": 0})
     >>> history.append({"round": 9, "loss": 0.4, "accuracy": 0.9, "bytes_up": 8, "bytes_down": 16})
-    >>> history.best("accuracy"), history.cost_to("accuracy", 0.8)
+    >>> history.best("accuracy"), history.cost_to("accuracy:0.9,hold=0", "bytes")
     (0.9, 24.0)
-    >>> history.cost_to("loss", 0.5, "round")
-    9.0
     """
 
     def __init__(self, meta: Mapping[str, object] | None = None) -> None:
@@ -204,74 +202,93 @@ class History:
         first = loss[0] if self.first_loss is None else self.first_loss
         return np.asarray(complete & np.isfinite(loss) & ~(loss > first), dtype=np.bool_)
 
-    def cost_to(
-        self, column: str, target: float, cost: str | Cost = "bytes", *, interpolate: bool = False
-    ) -> float:
-        """Return the cost at the first record whose column is at the target or better.
+    def cost_to(self, target: TargetLike, cost: str | Cost = "bytes") -> float:
+        """Return the cost at which a target was reached, to hold from then on.
+
+        The target counts as reached at the first record of the first stretch that has held (see
+        `fedpage.Target`). Records with f(x) > f(x0) are not at the target. Between the record
+        before and that one, the logarithm of the column is taken to change in proportion to the
+        cost. Where higher is better, and where a value is not above 0, the column itself is.
 
         Args:
-            column: any recorded column, such as "grad_norm" or "held_out_accuracy".
-            target: the value to reach; at least this if higher is better, else at most.
-            cost: a column of costs, such as "bytes", "bits_up", "round", "clients" or "seconds", or
+            target: A Target, a text such as "held_out_accuracy:0.9" or "loss:0.2,hold=0", or a
+                number, which is a gradient norm.
+            cost: A column of costs, such as "bytes", "bits_up", "round", "clients" or "seconds", or
                 a sum of them, such as "bytes_up+0.1*bytes_down" (short: "up+0.1*down").
-            interpolate: estimate the cost between that record and the one before, see
-                `interpolated_cost`.
 
         Returns:
-            The cost, or inf if the target is never reached. Only records with f(x) <= f(x0) count.
+            The cost, or inf if the target is not reached.
 
         Raises:
             InputError: If there is no such column or cost, or the column's direction is not known.
         """
-        costs = self.cost(cost)
-        if interpolate:
-            return self.interpolated_cost(column, target, costs)
-        at = self._first_hit(column, target)
-        return math.inf if at is None else float(costs[at])
+        return self.interpolate_cost(Target.parse(target), self.cost(cost))
 
-    def _first_hit(self, column: str, target: float) -> int | None:
-        """Return the first record with f(x) <= f(x0) whose column is at the target or better."""
-        values = self[column]
-        if not isinstance(target, float) and math.isnan(as_number(target)):
-            raise InputError(f"the target must be a number, not {short_repr(target)}")
-        good = values >= target if self.higher_is_better(column) else values <= target
-        hits = np.flatnonzero(good & self.progress())
-        return int(hits[0]) if len(hits) else None
-
-    def interpolated_cost(self, column: str, target: float, costs: NDArray[np.float64]) -> float:
-        """Estimate the cost at which a column came to its target, between two records.
-
-        Between the last record short of the target and the first record at it, the logarithm of the
-        column changes in proportion to the cost. Where higher is better, and where the column or
-        the target is not above 0, the column itself does. With a record in every round it is the
-        cost at the first record at the target.
+    def interpolate_cost(self, target: Target, costs: NDArray[np.float64]) -> float:
+        """Return the cost at which a target was reached, as `cost_to`.
 
         Args:
-            column: any recorded column.
-            target: the value to reach.
+            target: The target.
             costs: The cost up to each record (records,).
-
-        Returns:
-            The cost, or inf if the target is never reached.
         """
-        at = self._first_hit(column, target)
+        at, _ = self._find_held(target)
         if at is None:
             return math.inf
-        rounds, values = self["round"], self[column]
+        rounds, values = self["round"], self[target.column]
         if at == 0 or rounds[at] - rounds[at - 1] <= 1 or not is_complete(self.rows[at - 1]):
             return float(costs[at])
-        higher = self.higher_is_better(column)
+        higher, goal = self.higher_is_better(target.column), target.value
         before, after = float(values[at - 1]), float(values[at])
-        if not math.isfinite(before) or (before >= target if higher else before <= target):
+        if not math.isfinite(before) or target.is_met(before, higher):
             return float(costs[at])  # a record with f(x) > f(x0), or without a value
         if not higher and after > 0:
-            before, after, target = math.log(before), math.log(after), math.log(target)
-        share = (before - target) / (before - after)
+            before, after, goal = math.log(before), math.log(after), math.log(goal)
+        share = (before - goal) / (before - after)
         return float(costs[at - 1] + share * (costs[at] - costs[at - 1]))
 
-    def reached(self, column: str, target: float) -> bool:
-        """Return True if a column came to the target or better; see `cost_to`."""
-        return math.isfinite(self.cost_to(column, target, "round"))
+    def reached(self, target: TargetLike) -> bool:
+        """Return True if the run reached and held a target; see `cost_to`."""
+        return self._find_held(Target.parse(target))[0] is not None
+
+    def ends_at(self, target: TargetLike) -> bool:
+        """Return True if the newest record of all clients is at a target."""
+        return self._find_held(Target.parse(target))[1] is not None
+
+    def describe_target(self, target: TargetLike) -> str:
+        """Say where a target was reached, or how long the run lacks to tell.
+
+        >>> history = History()
+        >>> for done in range(0, 50, 10):
+        ...     history.append({"round": done, "loss": 1 / (1 + done)})
+        >>> history.describe_target("loss:0.05"), history.describe_target("loss:0.001")
+        ('at the target since round 20; run to round 70', 'not reached')
+        """
+        target = Target.parse(target)
+        at, since = self._find_held(target)
+        rounds = self["round"]
+        if at is not None:
+            return f"reached at round {rounds[at]:,.0f}"
+        if since is None:
+            return "not reached"
+        gap = rounds[-1] - rounds[-2] if len(rounds) > 1 else 1.0
+        missing = max(0, MORE_RECORDS - (len(rounds) - 1 - since))
+        needed = max((1 + target.hold) * rounds[since], rounds[-1] + missing * gap)
+        return f"at the target since round {rounds[since]:,.0f}; run to round {math.ceil(needed):,}"
+
+    def _find_held(self, target: Target) -> tuple[int | None, int | None]:
+        """Return the record from which a target held, and the first of the newest stretch.
+
+        Each is None if there is no such record. Records of some clients only do not count.
+        """
+        values, rounds = self[target.column], self["round"]
+        higher, progress = self.higher_is_better(target.column), self.progress()
+        stretch, held, since = Stretch(target.hold), None, None
+        for at in np.flatnonzero(self.complete()).tolist():
+            is_met = bool(progress[at]) and target.is_met(values[at], higher)
+            since = None if not is_met else at if since is None else since
+            if stretch.add(rounds[at], is_met) and held is None:
+                held = since
+        return held, since
 
     def same(self, other: History) -> bool:
         """Compare two runs bit for bit: records, end and model, but not the clock."""

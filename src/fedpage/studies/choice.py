@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpage.core.columns import describe_column
 from fedpage.core.display import html_table
 from fedpage.core.types import AnyMethod
 from fedpage.report.summary import format_duration
@@ -112,8 +111,7 @@ class Choice:
     @property
     def goal(self) -> str:
         """The question, such as "total bytes, up and down, to gradient norm 0.01"."""
-        words = describe_column(self.question.column).label
-        return f"{self.question.cost.column.label} to {words} {self.question.target:g}"
+        return f"{self.question.cost.column.label} to {self.question.target.title}"
 
     @property
     def title(self) -> str:

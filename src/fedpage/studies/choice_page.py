@@ -35,7 +35,7 @@ def run_finalists(problem: Problem, choice: Choice) -> list[History]:
         the judgement would have ended.
     """
     question = choice.question
-    stop = Stop(targets={question.column: question.target})
+    stop = Stop(question.target)
     if not question.cost.is_estimated:  # no budget has estimated seconds
         stop = replace(stop, budgets={question.cost.name: question.limit})
     return sweep(
@@ -79,11 +79,11 @@ def write_page(
         tables.append(Table.of_texts(["left the race", "methods"], departures, choice.effort))
     axes = list_axes(run.columns for run in runs)
     axes = axes if question.cost.name not in axes else (question.cost.name, *axes)
-    values = [question.column, "grad_norm", "loss"]
+    values = [question.target.column, "grad_norm", "loss"]
     about = runs[0].meta
     settings = {
         "problem": about.get("problem", {}),
-        "target": {question.column: question.target},
+        "target": str(question.target),
         "cost": question.cost.name,
         "seeds": list(range(choice.seeds)),
         "fresh seeds": list(choice.fresh),
@@ -108,6 +108,6 @@ def write_page(
         note=f"Recommended: {choice.reason}",
         command=command,
         command_note="To run the recommended method:",
-        target=(question.column, question.target),
+        target=question.target,
         runs=runs,
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from fedpage.core.columns import Cost
+from fedpage.core.target import TargetLike
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
@@ -21,8 +22,7 @@ from fedpage.theory.planner import TimeModel
 def choose(
     problem: Problem,
     *,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "bytes",
     budget: str | float = "5m",
     methods: Sequence[str | AnyMethod] | None = None,
@@ -42,9 +42,8 @@ def choose(
 
     Args:
         problem: The problem.
-        target: The value of the column to reach.
-        column: Any recorded column; its direction decides what reaching means. "gap" is the loss
-            above its minimum, for convex problems.
+        target: What is to be reached and held, such as "accuracy:0.9", "gap:0.01", which is the
+            loss above its minimum, or a number, which is a gradient norm.
         cost: What to save: a recorded cost such as "bytes", "rounds" or "clients", a sum such as
             "up+0.1*down", "seconds", which are estimated from `costs`, or "seconds_simulated" with
             `devices`.
@@ -85,13 +84,13 @@ def choose(
         check_whole(name, value, 1)
     price, link = Cost.parse(cost), costs or TimeModel()
     check_link(price, link, devices)
-    target, column = resolve_target(problem, target, column)
+    goal = resolve_target(problem, target)
     with_codecs = counts_bytes(price) if codecs is None else codecs
     entrants, left_out = list_entrants(
         problem, methods=methods, stateless=stateless, codecs=with_codecs, devices=devices
     )
     question = Question(
-        target, column, price, record_every=record_every, rounds=rounds, link=link,
+        goal, price, record_every=record_every, rounds=rounds, link=link,
         devices=devices,
     )  # fmt: skip
     trials = Trials(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.target import Target, TargetLike
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
@@ -190,16 +191,14 @@ def _three_digits(value: float) -> str:
 def compare_costs(
     histories: Iterable[History],
     *,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "bytes",
 ) -> Comparison:
     """Compare what methods cost to reach a target.
 
     Args:
         histories: Runs of any methods and seeds, as `fp.sweep` returns them.
-        target: The value that counts as reached, while the loss is at most that of the start.
-        column: The recorded column that the target is about.
+        target: What is to be reached and held, such as "accuracy:0.9"; see `History.cost_to`.
         cost: The cost: a column, or a sum such as "up+0.1*down".
 
     Returns:
@@ -214,7 +213,7 @@ def compare_costs(
     if not runs or wrong:
         found = short_repr(wrong[0]) if wrong else "none"
         raise InputError(f"give histories, as fp.sweep returns them, not {found}")
-    cost = Cost.parse(cost)
+    cost, goal = Cost.parse(cost), Target.parse(target)
     costs: dict[str, dict[int, float]] = {}
     for label, group in by_method(runs).items():
         own = costs.setdefault(label, {})
@@ -222,23 +221,21 @@ def compare_costs(
             seed = int(run.meta.get("seed", number))
             if seed in own:
                 raise InputError(f"{label} has two runs with seed {seed}; leave one of them out")
-            own[seed] = run.cost_to(column, target, cost, interpolate=True)
-    return Comparison(costs, f"{describe_column(column).label} {target:g}", cost)
+            own[seed] = run.cost_to(goal, cost)
+    return Comparison(costs, goal.title, cost)
 
 
 def table(
     histories: Iterable[History],
     *,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "bytes",
 ) -> Table:
     """Make a table of what methods cost to reach a target, the best values in bold.
 
     Args:
         histories: Runs of any methods and seeds, as `fp.sweep` returns them.
-        target: The value that counts as reached, while the loss is at most that of the start.
-        column: The recorded column that the target is about.
+        target: What is to be reached and held, such as "accuracy:0.9"; see `History.cost_to`.
         cost: The cost: a column, or a sum such as "up+0.1*down".
 
     Returns:
@@ -254,4 +251,4 @@ def table(
     >>> fp.table(runs, target=0.1, cost="round").headings
     ('method', 'reached', 'median', 'low', 'high', 'ratio', 'low', 'high', 'p')
     """
-    return compare_costs(histories, target=target, column=column, cost=cost).table()
+    return compare_costs(histories, target=target, cost=cost).table()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Problem
 from fedpage.core.validate import check_whole
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Cell, Table
-from fedpage.runs.config import Target
 from fedpage.studies.question import check_link
 from fedpage.theory import Constants, Setting, estimate, planner
 from fedpage.theory.planner import Measure, Row, TimeModel
@@ -147,7 +147,7 @@ class Plan:
 def plan(
     problem: Problem | Constants,
     *,
-    target: float | str | Target,
+    target: TargetLike,
     S: int | None = None,
     K: int = 10,
     up: Codec | str = IDENTITY,
@@ -181,7 +181,7 @@ def plan(
     if S is not None:
         check_whole("S", S, 1)
     check_whole("K", K, 1)
-    goal = target if isinstance(target, Target) else Target.from_text(str(target))
+    goal = Target.parse(target)
     measure: Measure = "gap" if goal.column == "gap" else "grad_norm"
     if goal.column not in _NAMES or not goal.value > 0:
         raise InputError(

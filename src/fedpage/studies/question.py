@@ -12,9 +12,10 @@ from typing import TypeAlias
 import numpy as np
 
 from fedpage.core.capabilities import HasCode, HasConvexity
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
+from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.core.validate import as_number
 from fedpage.engine.devices import Devices, check_time
@@ -49,8 +50,7 @@ class Question:
     """What is asked of every run.
 
     Attributes:
-        target: The value of the column to reach.
-        column: Any recorded column.
+        target: What is to be reached and held.
         cost: What to minimise.
         limit: The most that a run may cost, equal for all methods.
         record_every: Rounds between records.
@@ -60,8 +60,7 @@ class Question:
         devices: The clients' devices, for simulated seconds and deadlines; None: none.
     """
 
-    target: float
-    column: str
+    target: Target
     cost: Cost
     limit: float = math.inf
     record_every: int = 10
@@ -97,15 +96,14 @@ class Question:
 
     def cost_of(self, history: History) -> float:
         """Return what a run paid until it reached the target, interpolated between records."""
-        return history.interpolated_cost(self.column, self.target, self.costs(history))
+        return history.interpolate_cost(self.target, self.costs(history))
 
     def describe(self, problem: Problem) -> dict[str, object]:
         """Return plain values that tell the runs of this question from others."""
         timed = {} if self.devices is None else {"devices": self.devices.describe()}
         return {
             **describe_problem(problem),
-            "target": self.target,
-            "column": self.column,
+            "target": dataclasses.asdict(self.target),
             "cost": self.cost.name,
             "record_every": self.record_every,
             "rounds": self.rounds,
@@ -162,53 +160,56 @@ def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> N
         )
 
 
-def resolve_target(problem: Problem, target: float, column: str) -> tuple[float, str]:
+def resolve_target(problem: Problem, target: TargetLike) -> Target:
     """Check a target, and turn a gap into a loss.
 
     Args:
         problem: The problem.
-        target: The value to reach.
-        column: A recorded column, or "gap": the loss above its minimum.
+        target: What is to be reached. The column "gap" is the loss above its minimum.
 
     Returns:
-        The value and the recorded column.
+        The target, of a recorded column.
 
     Raises:
-        InputError: The column is not recorded, its direction is not known, the value cannot be
-            reached, or the minimum of the loss is not known.
+        InputError: If the column is not recorded, its direction is not known, the value is reached
+            at the start, or the minimum of the loss is not known.
     """
-    is_number = isinstance(target, (int, float)) and not isinstance(target, bool)
-    if not is_number or not math.isfinite(target) or (column == "grad_norm" and target <= 0):
-        raise InputError(f"target must be a finite number above 0, not {short_repr(target)}")
-    if column == "gap":
-        if target <= 0:
-            raise InputError(f"a gap must be above 0, not {target:g}")
+    target = Target.parse(target)
+    if target.column == "gap":
+        if target.value <= 0:
+            raise InputError(f"a gap must be above 0, not {target.value:g}")
         if not (isinstance(problem, HasConvexity) and problem.convex):
             raise InputError(
                 "a gap needs the minimum of the loss, which is known for convex objectives only; "
                 "choose a gradient norm, or loss:VALUE"
             )
-        target, column = float(f"{reference(problem).loss + target:.12g}"), "loss"
-    recorded = problem.evaluate(start_of(problem))
+        loss = float(f"{reference(problem).loss + target.value:.12g}")
+        target = dataclasses.replace(target, column="loss", value=loss)
+    column, recorded = target.column, problem.evaluate(start_of(problem))
     if column not in recorded:
         raise InputError(
             f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
             f"the problem records {', '.join(recorded)}"
         )
-    higher, first = (
-        History({"problem": problem.describe()}).higher_is_better(column),
-        recorded[column],
-    )
-    if first >= target if higher else first <= target:
+    if target.is_met(recorded[column], find_direction(problem, column)):
         raise InputError(
-            f"{describe_column(column).label} {target:g} is reached before the first round, where "
-            f"it is {first:.4g}; choose a harder target"
+            f"{target.title} is reached before the first round, where it is "
+            f"{recorded[column]:.4g}; choose a harder target"
         )
-    return float(target), column
+    return target
+
+
+def find_direction(problem: Problem, column: str) -> bool:
+    """Return True if a higher value of a column that the problem records is better."""
+    return History({"problem": problem.describe()}).higher_is_better(column)
 
 
 class _Watch:
-    """End a run at the target, at a cap or at a deadline, at the first record there."""
+    """End a run once its target has held, or at a cap, a limit or a deadline.
+
+    At a cap or a limit the run goes on while its newest records are at the target, so that a
+    stretch that began before runs to its end.
+    """
 
     def __init__(
         self, question: Question, higher: bool, cap: float, deadline: float | None
@@ -216,21 +217,23 @@ class _Watch:
         self._question, self._higher, self._cap = question, higher, cap
         self._deadline = deadline
         self._first: float | None = None
+        self._stretch = Stretch(question.target.hold)
 
     def __call__(self, record: Mapping[str, float]) -> str | None:
-        loss = record["loss"]
+        question, loss = self._question, record["loss"]
         self._first = loss if self._first is None else self._first
+        is_met = question.target.is_met(record[question.target.column], self._higher)
+        if self._stretch.add(record["round"], is_met and loss <= self._first):
+            return "reached"
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return _LATE
+        if self._stretch.round is not None:
+            return None
         history = History()
         history.append(record)
-        if float(self._question.costs(history)[0]) > self._cap:
+        if float(question.costs(history)[0]) > self._cap:
             return "capped"
-        value, target = record[self._question.column], self._question.target
-        if (value >= target if self._higher else value <= target) and loss <= self._first:
-            return "reached"
-        if record["gradients"] >= self._question.gradients:
-            return "too long"
-        late = self._deadline is not None and time.monotonic() > self._deadline
-        return _LATE if late else None
+        return "too long" if record["gradients"] >= question.gradients else None
 
 
 def run_trial(
@@ -247,15 +250,15 @@ def run_trial(
     Returns:
         What it cost, and how it ended; None if the deadline ended it.
     """
-    higher = History({"problem": spec.problem.describe()}).higher_is_better(question.column)
+    higher = find_direction(spec.problem, question.target.column)
     watch = _Watch(question, higher, min(cap, question.limit), deadline)
     history = execute(dataclasses.replace(spec, stop=watch))
     if history.stop_detail == _LATE:
         return None
     capped = history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped"
     return Trial(
-        cost=math.inf if capped else question.cost_of(history),
-        best=history.best(question.column),
+        cost=question.cost_of(history),
+        best=history.best(question.target.column),
         diverged=history.diverged,
         spent=float(question.costs(history)[-1]),
         rounds=int(history.last("round")),
@@ -288,7 +291,7 @@ class Trials:
         deadline: float | None = None,
     ) -> None:
         self.problem, self.question = problem, question
-        self.higher = History({"problem": problem.describe()}).higher_is_better(question.column)
+        self.higher = find_direction(problem, question.target.column)
         self._store = TrialStore(None, question.describe(problem)) if store is None else store
         self.jobs, self.progress = jobs, progress
         self.max_runs, self.deadline = max_runs, deadline
@@ -350,7 +353,7 @@ class Trials:
         cap = min(cap, self.question.limit)
         if trial is None or (trial.capped and trial.spent <= cap):
             return None
-        if trial.spent > cap and not trial.capped:
+        if trial.spent > cap and not trial.cost <= cap:
             return dataclasses.replace(trial, cost=math.inf, capped=True)
         return trial
 

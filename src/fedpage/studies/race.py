@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedpage.codecs import as_codec
-from fedpage.core.columns import describe_column
 from fedpage.core.errors import InputError
 from fedpage.runs import build
 from fedpage.studies.choice import Eliminated, Finalist
@@ -389,12 +388,11 @@ class Race:
         first, question = self._racers[0], self._trials.question
         if math.isfinite(first.cost):
             return
-        words = describe_column(question.column).label
         more = "allow more time with --budget" if self._cut else "allow more rounds"
         if not math.isfinite(first.best):
-            raise InputError(f"no run came near {words} {question.target:g} in the time; {more}")
+            raise InputError(f"no run came near {question.target.title} in the time; {more}")
         raise InputError(
-            f"no method reached {words} {question.target:g}; the best was {first.best:.4g}, by "
+            f"no method reached {question.target.title}; the best was {first.best:.4g}, by "
             f"{first.entrant.label}; {more}, or choose an easier target"
         )
 

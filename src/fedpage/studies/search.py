@@ -197,7 +197,7 @@ class Search:
         """Return the log of one run's cost over another's; of the gaps where neither reached."""
         a, b = trial.cost, other.cost
         if not (math.isfinite(a) or math.isfinite(b)):
-            a, b = (abs(t.best - self.trials.question.target) for t in (trial, other))
+            a, b = (abs(t.best - self.trials.question.target.value) for t in (trial, other))
         if a == b:
             return 0.0
         if not math.isfinite(a) or b == 0:

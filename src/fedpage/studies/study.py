@@ -189,7 +189,7 @@ class Study:
         config, found = self.config, dict[RunKey, PlannedRun]()
         stop = None
         if config.stop:
-            stop = Stop(targets={config.target.column: config.target.value})
+            stop = Stop(config.target)
         sources = self.sources()
         for curve in self.curves:
             try:

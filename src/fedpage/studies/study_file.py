@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.target import Target
 from fedpage.runs import toml
-from fedpage.runs.config import Settings, Target, setting, structure
+from fedpage.runs.config import Settings, setting, structure
 from fedpage.studies.claims import Claim
 
 MOST_RUNS = 100_000

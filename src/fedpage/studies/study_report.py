@@ -103,7 +103,7 @@ def write_page(
         tables=tables,
         note=f"Data: {note}." if note else "",
         command=command,
-        target=(first.config.target.column, first.config.target.value),
+        target=first.config.target,
         runs=runs if len(runs) <= _LISTED else (),
     )
 

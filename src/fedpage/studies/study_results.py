@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost
+from fedpage.core.target import Target
 from fedpage.report.plots import FigureRuns
 from fedpage.report.titles import describe_runs
-from fedpage.runs.config import ProblemConfig, Target
+from fedpage.runs.config import ProblemConfig
 from fedpage.runs.history import History
 from fedpage.studies.claims import Panel
 from fedpage.studies.comparison import Comparison
@@ -127,8 +128,7 @@ class StudyResults:
         for seed in self.config.seed_list:
             history = self.runs.get(key_of(curve, seed))
             if history is not None:
-                paid = history.cost_to(target.column, target.value, cost, interpolate=True)
-                found[seed] = paid
+                found[seed] = history.cost_to(target, cost)
         return found
 
     def comparisons(self) -> dict[str, Comparison]:
@@ -148,11 +148,10 @@ class StudyResults:
                 }
                 if not costs:
                     continue
-                goal = f"{describe_column(target.column).label} {target.value:g}"
                 title = part.title or self.problems[problem].title
                 stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
                 name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
-                found[name] = Comparison(costs, goal, Cost.parse(cost), title)
+                found[name] = Comparison(costs, target.title, Cost.parse(cost), title)
         return found
 
 

@@ -13,9 +13,10 @@ import os
 import time
 from collections.abc import Collection, Mapping
 
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
@@ -118,7 +119,7 @@ class Tuning:
         """What was minimised, such as "rounds to gradient norm 0.01"."""
         cost, question = self.question.cost, self.question
         short = "rounds" if cost.name == "round" else cost.name
-        return f"{short} to {describe_column(question.column).label} {question.target:g}"
+        return f"{short} to {question.target.title}"
 
     @property
     def points(self) -> list[tuple[dict[str, float | str], float]]:
@@ -234,8 +235,7 @@ def tune(
     problem: Problem,
     method: Candidate,
     *,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "rounds",
     search: Values | None = None,
     fixed: Collection[str] | None = None,
@@ -263,9 +263,8 @@ def tune(
         problem: The problem: a linear model, a quadratic, a network.
         method: The method. Hyper-parameters that differ from its class's defaults are taken as
             given and keep their values.
-        target: The value of the column to reach.
-        column: Any recorded column; its direction decides what reaching means. "gap" is the loss
-            above its minimum, for convex problems.
+        target: What is to be reached and held, such as "accuracy:0.9", "gap:0.01", which is the
+            loss above its minimum, or a number, which is a gradient norm.
         cost: What to minimise: a cost that is recorded, such as "bytes", "bits_up" or "clients",
             a sum such as "up+0.1*down", "seconds", which are estimated from `costs`, or
             "seconds_simulated" with `devices`.
@@ -303,9 +302,7 @@ def tune(
     """
     began = time.monotonic()
     counts = {"rounds": rounds, "record_every": record_every, "seeds": seeds, "fresh": fresh}
-    target, column = check_question(
-        problem, target, column, cost, costs or TimeModel(), counts, devices
-    )
+    goal = check_question(problem, target, cost, costs or TimeModel(), counts, devices)
     given = _given(method, search, fixed)
     if search is None:
         axes, design = search_space(method, problem, fixed=given), None
@@ -313,7 +310,7 @@ def tune(
         axes = given_axes(method, problem, search, fixed=fixed_grid)
         design = _design(axes, search)
     question = make_question(
-        problem, method, target=target, column=column, cost=cost, rounds=rounds, limit=limit,
+        problem, method, target=goal, cost=cost, rounds=rounds, limit=limit,
         record_every=record_every, costs=costs, devices=devices,
     )  # fmt: skip
     trials = Trials(
@@ -371,7 +368,7 @@ def check_space(
     axes = given_axes(method, problem, search, fixed=fixed_grid)
     design = _design(axes, search)
     Search(
-        Trials(problem, Question(0.0, "loss", Cost.parse("rounds"))), method, axes, design=design
+        Trials(problem, Question(Target("loss"), Cost.parse("rounds"))), method, axes, design=design
     )
 
 
@@ -400,8 +397,7 @@ def make_question(
     problem: Problem,
     method: Candidate,
     *,
-    target: float,
-    column: str = "grad_norm",
+    target: TargetLike,
     cost: str | Cost = "rounds",
     rounds: int = 2000,
     limit: float | None = None,
@@ -417,7 +413,6 @@ def make_question(
         problem: The problem.
         method: The method whose rounds the limit is measured by, in a short run with a tiny step.
         target: As in `tune`, and so on.
-        column: The target's column.
         cost: What to minimise.
         rounds: The length of a run of this method.
         limit: The limit, if it is known.
@@ -426,7 +421,7 @@ def make_question(
         devices: The clients' devices.
     """
     question = Question(
-        float(target), column, Cost.parse(cost), record_every=record_every,
+        Target.parse(target), Cost.parse(cost), record_every=record_every,
         rounds=_MORE * rounds, link=costs or TimeModel(), devices=devices,
     )  # fmt: skip
     length = min(rounds, _PILOT)
@@ -441,26 +436,24 @@ def make_question(
 
 def check_question(
     problem: Problem,
-    target: float,
-    column: str,
+    target: TargetLike,
     cost: str | Cost,
     costs: TimeModel,
     counts: Mapping[str, int],
     devices: Devices | None = None,
-) -> tuple[float, str]:
+) -> Target:
     """Check the arguments of `tune` without running anything.
 
     Args:
         problem: As in `tune`, and so on.
         target: The target.
-        column: The target's column.
         cost: What to minimise.
         costs: Latency, bandwidth and speed.
         counts: Whole numbers of at least 1, by the names that error messages use.
         devices: The clients' devices.
 
     Returns:
-        The target and its recorded column, as `resolve_target` returns them.
+        The target, as `resolve_target` returns it.
 
     Raises:
         InputError: The question cannot be asked.
@@ -468,4 +461,4 @@ def check_question(
     check_link(Cost.parse(cost), costs, devices)
     for name, value in counts.items():
         check_whole(name, value, 1)
-    return resolve_target(problem, target, column)
+    return resolve_target(problem, target)

@@ -14,6 +14,7 @@ import numpy as np
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
+from fedpage.core.target import Target
 from fedpage.runs.fingerprint import describe_method, digest, method_digest, result_key
 from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
@@ -70,7 +71,7 @@ def search(
 
             values = {"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {})
             question = Question(
-                grid.target, "grad_norm", Cost.parse("rounds"),
+                Target(value=grid.target, hold=0), Cost.parse("rounds"),
                 record_every=every if isinstance(every, int) else 10, rounds=about.rounds,
             )  # fmt: skip
             store = TrialStore(out / "tuning" / f"{figure}.jsonl", question.describe(problem))
