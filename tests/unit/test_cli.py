@@ -186,7 +186,7 @@ def test_data_verify_reads_a_real_file(run, real):
         (("data", "verify", "census"), "is embedded"),
         (("methods", "nope"), "unknown method"),
         (("dmeo",), "No such command"),
-        (("run", "fedpage", "--target", "nan"), "--target: expected a finite number"),
+        (("run", "fedpage", "--target", "nan"), "--target: a target must be a finite number"),
         (("compare", "--target", "0"), "--target: a gradient norm must be above 0"),
         (("run", "fedpage", "--target", "acc:0.9"), "no column 'acc' is recorded"),
         (("run", "fedpage", "--record-every", "-1"), "--record-every must be"),

@@ -117,7 +117,7 @@ CALLS: dict[Any, dict[str, Any]] = {
     fp.table: {"histories": [HISTORY], "target": 0.1},
     fp.rank_over_problems: {"costs": {"p": {"a": 1.0, "b": 2.0}, "q": {"a": 1.0, "b": 3.0}}},
     fp.load: {"path": "census"},
-    HISTORY.cost_to: {"column": "grad_norm", "target": 0.1},
+    HISTORY.cost_to: {"target": 0.1},
 }
 
 

@@ -192,7 +192,7 @@ def test_analyses_are_sorted_by_kind_and_cost(run):
 def test_a_plan_from_assumed_constants():
     problem = fp.LogisticRegression(fp.load("census", rows=400), 40, reg="l2")
     measured = fp.plan(problem, target="gap:0.01", S=4)
-    assumed = fp.plan(theory.estimate(problem), target=fp.runs.config.Target("gap", 0.01), S=4)
+    assumed = fp.plan(theory.estimate(problem), target=fp.Target("gap", 0.01), S=4)
     assert assumed.analyses == measured.analyses
     assert set(assumed.origin.values()) == {"assumed"}
     assert set(measured.origin.values()) == {"computed", "estimated"}

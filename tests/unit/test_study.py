@@ -246,7 +246,7 @@ def test_the_best_setting_of_each_method(load):
         assert len(comparison.costs) == 2  # the step of the third is another
         problem = name.removeprefix("costs-")
         every = [
-            runs[problem, "scaffold", setting, seed].cost_to("grad_norm:0.2,hold=0", "bytes")
+            runs[problem, "scaffold", setting, seed].cost_to(0.2, "bytes")
             for setting in ("step=0.1", "step=0.3")
             for seed in (0, 1)
         ]

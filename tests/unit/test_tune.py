@@ -255,7 +255,6 @@ def make_run(rounds, values, *, column="grad_norm", loss=None):
 
 def test_costs_between_records():
     run = make_run([0, 10, 20], [1.0, 0.1, 0.001])
-    assert run.cost_to("grad_norm:0.01,hold=0", "round") == 20
     assert run.cost_to("grad_norm:0.01,hold=0", "round") == pytest.approx(15)
     assert run.cost_to("grad_norm:0.01,hold=0", "bytes") == pytest.approx(150)
     assert run.cost_to("grad_norm:0.1,hold=0", "round") == pytest.approx(10)
@@ -455,7 +454,6 @@ def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
     words += ("--search", "step", "--search", "p=0.1,0.2")
     code, out, err = run(*words)
     assert code == 0, err
-    assert "its cost is a guess between records: search again with --record-every" in out
     words = (*words, "--record-every", "1")
     code, out, err = run(*words)
     assert code == 0, err
