@@ -81,7 +81,7 @@ def test_a_registered_name_comes_first():
     try:
         assert m.resolve_metrics(["odd_p10"], "p")["odd_p10"].on_rows
     finally:
-        m.METRICS.remove("odd_p10")
+        del m.METRICS["odd_p10"]
 
 
 def test_directions_of_quantiles():

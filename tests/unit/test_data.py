@@ -457,7 +457,7 @@ def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run):
         code, _, err = run("run", "fedavg", *small, "--partition", "first-rows:x")
         assert (code, "with numbers" in err) == (2, True)
     finally:
-        partition.PARTITIONS.remove("first-rows")
+        del partition.PARTITIONS["first-rows"]
 
 
 def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):
@@ -474,7 +474,7 @@ def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):
         code, _, err = run("run", "fedavg", "--data", "ones:row=20", *words)
         assert (code, "did you mean 'rows'?" in err) == (2, True)
     finally:
-        registry.DATASETS.remove("ones")
+        del registry.DATASETS["ones"]
 
 
 def test_registries_refuse_a_name_that_is_taken():

@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
         registry.DATASETS.add(item.name, item)
     yield folder
     for item in items:
-        registry.DATASETS.remove(item.name)
+        del registry.DATASETS[item.name]
 
 
 def write(folder, name, content=TEXT, suffix=""):

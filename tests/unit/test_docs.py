@@ -49,7 +49,7 @@ def keep_registries():
     yield
     for registry, names in zip(registries, before, strict=True):
         for name in set(registry) - names:
-            registry.remove(name)
+            del registry[name]
 
 
 def run_snippets(name: str, real) -> dict:

@@ -23,14 +23,10 @@ def _add_rows(total: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
 
 @compile_kernel
 def _mean_rows(rows: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    n = rows.shape[0]
+    out[:] = 0.0
+    _add_rows(out, rows)
     for l in range(rows.shape[1]):
-        out[l] = 0.0
-    for i in range(n):
-        for l in range(rows.shape[1]):
-            out[l] += rows[i, l]
-    for l in range(rows.shape[1]):
-        out[l] /= n
+        out[l] /= rows.shape[0]
 
 
 def mean_rows(rows: Vector) -> Vector:

@@ -2,12 +2,13 @@
 
 A problem needs only `fedpage.core.types.Problem`. Whatever offers more, such as client by client
 evaluation or vectors on a graphics processor, has the properties or methods of a protocol here.
+An attribute `clients_at_once` limits how many clients compute at once, if memory is short.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -69,14 +70,6 @@ class HasCode(Protocol):
 
     code: Mapping[str, type]
     """The user's classes that decide what is computed, by name."""
-
-
-@runtime_checkable
-class HasClientsAtOnce(Protocol):
-    """A problem that knows how many clients its memory allows to compute at once."""
-
-    clients_at_once: int
-    """The number of clients."""
 
 
 class ClientEvaluations(NamedTuple):
@@ -167,32 +160,26 @@ class DeviceArrays(Protocol):
         """Return a table of zeros, (rows, d), on the device."""
 
 
-@runtime_checkable
-class OnDevice(Protocol):
-    """A problem that may keep the vectors of rounds on a device."""
-
-    device_arrays: DeviceArrays | None
-    """How vectors are kept on the device, or None if they are numpy arrays."""
+def device_arrays_of(problem: object) -> DeviceArrays | None:
+    """Return how a problem keeps vectors on a device, or None if they are numpy arrays."""
+    arrays: DeviceArrays | None = getattr(problem, "device_arrays", None)
+    return arrays
 
 
 def to_host(arrays: DeviceArrays, value: Any) -> Any:
     """Return a tree of NamedTuples with numpy arrays in place of the device's."""
-    if _is_tree(value):
-        return type(value)(*(to_host(arrays, part) for part in value))
-    return value if _is_on_host(value) else arrays.to_host(value)
+    return _copy(arrays.to_host, value, value)
 
 
 def to_device(arrays: DeviceArrays, value: Any, template: Any) -> Any:
     """Return a tree with arrays of the device where the template has them."""
-    if _is_tree(value):
+    return _copy(arrays.to_device, value, template)
+
+
+def _copy(copy: Callable[[Any], Any], value: Any, template: Any) -> Any:
+    """Copy the arrays of a tree for which the template has arrays of the device."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
         parts = zip(value, template, strict=True)
-        return type(value)(*(to_device(arrays, part, like) for part, like in parts))
-    return value if _is_on_host(template) else arrays.to_device(value)
-
-
-def _is_on_host(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or not getattr(value, "ndim", 0)
-
-
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*(_copy(copy, part, like) for part, like in parts))
+    is_on_host = isinstance(template, np.ndarray) or not getattr(template, "ndim", 0)
+    return value if is_on_host else copy(value)

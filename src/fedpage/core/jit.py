@@ -48,15 +48,11 @@ def compile_kernel(
             compiled.enable_caching()
             if uses:
                 index = compiled._cache._cache_file
-                index._source_stamp = (index._source_stamp, *map(_stamp, uses))
+                stamps = ((file.st_mtime, file.st_size) for file in map(os.stat, uses))
+                index._source_stamp = (index._source_stamp, *stamps)
         return compiled  # type: ignore[no-any-return]
 
     return decorate if function is None else decorate(function)
-
-
-def _stamp(file: str) -> tuple[float, int]:
-    status = os.stat(file)
-    return status.st_mtime, status.st_size
 
 
 @cache

@@ -169,7 +169,7 @@ def metric(
     ...     return abs(outputs - targets).max()
     >>> METRICS["largest_error"]
     Metric(largest_error, lower is better)
-    >>> METRICS.remove("largest_error")
+    >>> del METRICS["largest_error"]
     """
 
     def decorate(function: M) -> M:
@@ -197,13 +197,11 @@ def resolve_metrics(metrics: MetricsOption, owner: str) -> dict[str, Metric]:
     >>> list(resolve_metrics(["accuracy_worst", "accuracy_p10", "loss_p90"], "mine"))
     ['accuracy', 'accuracy_worst', 'accuracy_p10', 'loss_p90']
     """
-    entries: list[tuple[str | None, object]]
+    is_list = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+    given = metrics if is_list else [metrics]
+    entries: list[tuple[str | None, object]] = [(None, entry) for entry in given]
     if isinstance(metrics, Mapping):
         entries = list(metrics.items())
-    elif isinstance(metrics, Iterable) and not isinstance(metrics, str):
-        entries = [(None, entry) for entry in metrics]
-    else:
-        entries = [(None, metrics)]
     own = [_resolve(name, entry, {}, owner) for name, entry in entries if callable(entry)]
     known = {**METRICS, **{entry.name: entry for entry in own}}
     found: dict[str, Metric] = {}
@@ -290,18 +288,17 @@ def higher_is_better(column: str, directions: Mapping[str, bool | None] | None =
     """
     name = column.removeprefix(next(filter(column.startswith, PREFIXES), ""))
     lower = [*EVALUATED, *(key for key, entry in COLUMNS.items() if entry.is_cost)]
-    known = dict.fromkeys(lower, False) | {key: m.higher_is_better for key, m in METRICS.items()}
-    found = (directions or {}).get(name)
-    if found is None:
-        found = known.get(name)
-    if found is None and (match := _QUANTILE.fullmatch(name)):
+    known = dict.fromkeys(lower, False)
+    for table in (describe_metrics(METRICS), directions or {}):
+        known |= {key: higher for key, higher in table.items() if higher is not None}
+    if name in known:
+        return known[name]
+    if match := _QUANTILE.fullmatch(name):
         return higher_is_better(match[1], directions)
-    if found is None:
-        raise InputError(
-            f"column {column!r}: whether higher is better is not known;{did_you_mean(name, known)} "
-            f'declare it with @fp.metric("{name}", higher_is_better=...)'
-        )
-    return found
+    raise InputError(
+        f"column {column!r}: whether higher is better is not known;{did_you_mean(name, known)} "
+        f'declare it with @fp.metric("{name}", higher_is_better=...)'
+    )
 
 
 def describe_metrics(metrics: Mapping[str, Metric]) -> dict[str, bool | None]:

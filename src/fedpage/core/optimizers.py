@@ -24,9 +24,6 @@ Moments: TypeAlias = tuple[Vector, ...]
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 """Every client optimiser by its name in text."""
 
-_CLIP_EPS = 1e-6
-"""The number that `torch.nn.utils.clip_grad_norm_` adds to a norm."""
-
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -221,9 +218,9 @@ class AdamW(Adam):
 def clip_rows(gradient: Vector, clip: float) -> Vector:
     """Scale rows (n, d) that are longer than `clip` down to that length.
 
-    The factor is min(1, clip/(|g| + 1e-6)).
+    The factor is min(1, clip/(|g| + 1e-6)), as in `torch.nn.utils.clip_grad_norm_`.
     """
-    norms = row_norms(gradient) + _CLIP_EPS
+    norms = row_norms(gradient) + 1e-6
     is_long = norms > clip
     return gradient * (is_long * (clip / norms) + ~is_long * 1.0)
 

@@ -77,10 +77,6 @@ class Registry(dict[str, T]):
             raise InputError(f"{self.noun} {name!r} is registered already")
         self[name] = entry
 
-    def remove(self, name: str) -> None:
-        """Remove an entry, such as one that a test has added."""
-        del self[name]
-
     def __getitem__(self, name: str) -> T:
         try:
             return super().__getitem__(name)

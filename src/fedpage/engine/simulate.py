@@ -14,10 +14,9 @@ from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.message_codec import MessageCodec, MessageSize
 from fedpage.core.capabilities import (
     ClientEvaluator,
-    HasClientsAtOnce,
     HasCode,
     HeldOutEvaluator,
-    OnDevice,
+    device_arrays_of,
     dtype_of,
     to_host,
 )
@@ -79,7 +78,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         is_plain = faults is None and devices is None and options.aggregation is None
         is_coded = codec.is_active or codec.down is not IDENTITY
         if is_plain and not is_coded and not getattr(method, "needs_numpy", False):
-            device = problem.device_arrays if isinstance(problem, OnDevice) else None
+            device = device_arrays_of(problem)
         self.client_states: ClientStates[ClientStateT] = ClientStates(
             method.client_state, N, d, start.dtype, device
         )
@@ -197,8 +196,8 @@ def _chunk_size(problem: Problem, options: RunOptions) -> int:
     """Return the largest number of clients to compute at once."""
     if options.chunk is not None:
         return int(options.chunk)
-    if options.threads == 1 and isinstance(problem, HasClientsAtOnce):
-        return min(_CHUNK, problem.clients_at_once)
+    if options.threads == 1 and hasattr(problem, "clients_at_once"):
+        return min(_CHUNK, int(problem.clients_at_once))
     return max(1, min(_CHUNK, _CHUNK_BYTES // (8 * problem.d)))
 
 
