@@ -93,19 +93,15 @@ def client_scale(weights: Weights | str, sizes: Ints) -> Vector:
     Raises:
         InputError: the weights are something else.
     """
-    N = len(sizes)
-    if isinstance(weights, str):
-        if weights == "uniform":
-            return np.ones(N)
-        if weights != "size":
-            raise InputError(
-                f"weights must be 'uniform', 'size' or {N} positive numbers, "
-                f"not {short_repr(weights)}"
-            )
-        weights = sizes
-    w = as_array("weights", weights, np.float64)
+    N, name = len(sizes), weights if isinstance(weights, str) else ""
+    if name == "uniform":
+        return np.ones(N)
+    given = {"": weights, "size": sizes}.get(name, ())
+    w = as_array("weights", given, np.float64)
     if w.shape != (N,) or not np.isfinite(w).all() or (w <= 0).any():
-        raise InputError(f"weights must be 'uniform', 'size' or {N} positive numbers")
+        raise InputError(
+            f"weights must be 'uniform', 'size' or {N} positive numbers, not {short_repr(weights)}"
+        )
     w = w / power_of_two(w)
     return np.asarray(N * w / w.sum(), dtype=np.float64)
 

@@ -42,13 +42,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.jit import compile_kernel
 from fedpage.problems import losses as loss_file
-from fedpage.problems.losses import (
-    DELTA,
-    L2,
-    NO_REG,
-    SMOOTHED_L1,
-    CompiledLoss,
-)
+from fedpage.problems.losses import DELTA, L2, NO_REG, SMOOTHED_L1, CompiledLoss
 
 F = NDArray[np.float64]
 U = NDArray[np.uint32]
@@ -57,7 +51,6 @@ I = NDArray[np.int64]
 _OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
 _inline: Any = njit(**_OPTIONS, inline="always")
 _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
-
 _helper: Any = njit(**_OPTIONS)
 _compile: Any = compile_kernel(uses=(loss_file.__file__,))
 
@@ -381,9 +374,8 @@ def _slopes_of_classes(
     return gap, rest, t
 
 
-def _change_of_one(loss: Any, t: float, u: float, T: F, b: float, weight: float) -> float:
-    change: float = weight * (_margin_slope(loss, t, b) - _margin_slope(loss, u, b))
-    return change
+def _change_of_one(loss: Any, t: float, u: float, T: F, b: float, weight: float) -> Any:
+    return weight * (_margin_slope(loss, t, b) - _margin_slope(loss, u, b))
 
 
 def _change_of_classes(loss: Any, t: int, u: int, T: F, b: float, weight: float) -> int:
@@ -536,11 +528,8 @@ def local_page(
     for i in range(len(clients)):
         c = clients[i]
         start_row, size = start[c], start[c + 1] - start[c]
-        own_x, own_prev, own_g = (
-            (i if len(X) > 1 else 0),
-            (i if len(X_prev) > 1 else 0),
-            (i if len(G) > 1 else 0),
-        )
+        own_x, own_prev = (i if len(X) > 1 else 0), (i if len(X_prev) > 1 else 0)
+        own_g = i if len(G) > 1 else 0
         for l in range(d):
             y[0, l] = X[own_x, l]
             before[0, l] = X_prev[own_prev, l]

@@ -27,7 +27,7 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.types import Draws, Ints, Smoothness, Vector
-from fedpage.core.validate import is_word
+from fedpage.core.validate import as_array, is_word
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks, by_id
 from fedpage.problems import kernels
@@ -95,12 +95,7 @@ class LinearModel(ClientScoring):
     """
 
     loss_name: ClassVar[str] = ""
-    name: str
-    data: Dataset
-    partition: Partition
     alpha: float
-    held_out: Dataset | None
-    metrics: dict[str, Metric]
     intercept: bool
     """Whether the model has an intercept for each output."""
     classes: Classes | None
@@ -241,8 +236,7 @@ class LinearModel(ClientScoring):
 
     def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
         """Return the oracle of the called clients (n,) in this round."""
-        sizes = self._sizes[clients]
-        return LinearOracle(self._kernel_data, self.d, clients, sizes, draws, self._equal)
+        return LinearOracle(self, clients, draws)
 
     def smoothness(self) -> Smoothness:
         """Compute Lipschitz constants of the gradients.
@@ -274,27 +268,21 @@ class LinearModel(ClientScoring):
             "objective": self.name,
             "data": self.data.name,
             "data_digest": self.data.digest,
-        }
-        if self.data.note:
-            about["data_note"] = self.data.note
-        about |= {
+            "data_note": self.data.note or None,
             "N": self.N,
             "d": self.d,
             "rows": int(self._sizes.sum()),
             "partition": self.partition.name,
             "partition_digest": self.partition.digest,
+            "loss_digest": self._loss.digest or None,
+            "intercept": self.intercept or None,
+            "regulariser": None if self.reg == "none" else self.reg,
+            "alpha": None if self.reg == "none" else self.alpha,
+            "metrics": describe_metrics(self.metrics) or None,
+            "held_out": None if self.held_out is None else self.held_out.digest,
         }
-        if self._loss.digest:
-            about["loss_digest"] = self._loss.digest
-        if self.intercept:
-            about["intercept"] = True
-        if self.reg != "none":
-            about |= {"regulariser": self.reg, "alpha": self.alpha}
-        if self.metrics:
-            about["metrics"] = describe_metrics(self.metrics)
-        if self.held_out is not None:
-            about["held_out"] = self.held_out.digest
-        return about | describe_weights(self.weights, self._scale)
+        known = {name: value for name, value in about.items() if value is not None}
+        return known | describe_weights(self.weights, self._scale)
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -356,14 +344,14 @@ class LinearModel(ClientScoring):
         values = {name: np.empty(len(clients)) for name in of_rows}
         start, target = self._rows_and_targets[4], self._rows_and_targets[3]
         with np.errstate(over="ignore", invalid="ignore"):
-            losses, gradients = self._objective(clients, clients + 1, x, True, self._scale)
+            none = self._empty_margins(0)
+            losses, gradients = self._objective(clients, clients + 1, x, True, self._scale, none)
             penalty, slope = self._penalty(x)
             losses, gradients = losses + scale * penalty, gradients + scale[:, None] * slope
             for row, client in enumerate(clients.tolist() if of_rows else ()):
                 first, end = int(start[client]), int(start[client + 1])
                 outputs = self._predictions(self._margins(x, first, end))
-                where = f"client {client}"
-                each = evaluate_metrics(of_rows, outputs, target[first:end], where)
+                each = evaluate_metrics(of_rows, outputs, target[first:end], f"client {client}")
                 for name, value in each.items():
                     values[name][row] = value
         return ClientEvaluations(losses, gradients, values)
@@ -383,13 +371,7 @@ class LinearModel(ClientScoring):
         return np.empty(rows if self._loss is not SOFTMAX else (rows, self.outputs))
 
     def _point(self, x: Vector) -> Vector:
-        try:
-            x = np.ascontiguousarray(x, dtype=np.float64)
-        except (TypeError, ValueError, AttributeError):
-            raise InputError(
-                f"{self.name}: x must be a model of {self.d} numbers, such as history.x, "
-                f"not {short_repr(x)}"
-            ) from None
+        x = as_array(f"{self.name}: x (such as history.x)", x, np.float64)
         if x.shape != (self.d,):
             raise InputError(f"{self.name}: x must have shape ({self.d},), not {x.shape}")
         return x
@@ -404,14 +386,15 @@ class LinearModel(ClientScoring):
         _, idx, val = self._rows_and_targets[:3]
         count = max(1, min(self.N, 32, (val.size if idx is None else len(idx)) >> 17))
         edges = self.N * np.arange(count + 1) // count
+        kept = self._empty_margins(0) if margins is None else margins
         with np.errstate(over="ignore", invalid="ignore"):  # far away both may be infinite
-            loss, grad = self._sum_blocks(edges, x, want_loss, threads, self._scale, margins)
+            loss, grad = self._sum_blocks(edges, x, want_loss, threads, self._scale, kept)
             loss /= self.N
             grad /= self.N
             finite = math.isfinite(grad.dot(grad)) or np.isfinite(grad).all()
             if not (math.isfinite(loss) and finite):  # the mean may be finite if the sum is not
                 scale = self._scale / self.N
-                loss, grad = self._sum_blocks(edges, x, want_loss, threads, scale)
+                loss, grad = self._sum_blocks(edges, x, want_loss, threads, scale, kept)
             if self._reg_code != NO_REG:
                 penalty, slope = self._penalty(x)
                 loss += penalty
@@ -419,13 +402,7 @@ class LinearModel(ClientScoring):
         return loss, grad
 
     def _sum_blocks(
-        self,
-        edges: Ints,
-        x: Vector,
-        want_loss: bool,
-        threads: int,
-        scale: Vector,
-        margins: Vector | None = None,
+        self, edges: Ints, x: Vector, want_loss: bool, threads: int, scale: Vector, margins: Vector
     ) -> tuple[float, Vector]:
         parts = [(edges[:-1], edges[1:])]
         if threads > 1:
@@ -441,13 +418,7 @@ class LinearModel(ClientScoring):
         return loss, grad
 
     def _objective(
-        self,
-        lo: Ints,
-        hi: Ints,
-        x: Vector,
-        want_loss: bool,
-        scale: Vector,
-        margins: Vector | None = None,
+        self, lo: Ints, hi: Ints, x: Vector, want_loss: bool, scale: Vector, margins: Vector
     ) -> tuple[Vector, Vector]:
         """Compute the sums of losses (n,) and of gradients (n, d) of n blocks of clients.
 
@@ -457,13 +428,11 @@ class LinearModel(ClientScoring):
             x: The point (d,).
             want_loss: Whether losses are computed.
             scale: The factors of the clients' objectives, (N,).
-            margins: Optional output array for all rows, of which those of the clients are filled.
+            margins: Output array for all rows, of which those of the clients are filled, or empty.
         """
         losses, sums = np.empty(len(lo)), np.empty((len(lo), self.d))
-        kept = self._empty_margins(0) if margins is None else margins
-        codes = self._loss_code, self.data.features
-        args = (*self._rows_and_targets[:-1], scale, *codes, lo, hi, x, want_loss)
-        kernels.objective(*args, sums, losses, kept)
+        data = (*self._rows_and_targets[:-1], scale, self._loss_code, self.data.features)
+        kernels.objective(*data, lo, hi, x, want_loss, sums, losses, margins)
         return losses, sums
 
     def _penalty(self, x: Vector) -> tuple[float, Vector]:
@@ -620,11 +589,10 @@ class LinearModel(ClientScoring):
                 cannot be computed.
         """
         default = "rmse" if self.classes is None else "accuracy"
-        base = self._find_metric(default if metric is None else metric)
-        bases = {base.name: base}
+        metric = default if metric is None else metric
         if data is None:
-            table = self._client_table(x, bases)
-            return ClientScores(base, table.ids, table.values[base.name], table.sizes)
+            return super().client_scores(x, metric=metric)
+        base = self._find_metric(metric)
         if not isinstance(data, Dataset) or data.clients is None:
             raise InputError(
                 f"{self.name}: client_scores needs a Dataset that says whose row each is; load it "
@@ -635,7 +603,8 @@ class LinearModel(ClientScoring):
         target, _ = encode_labels(self.name, self._loss, data, self.classes)
         with np.errstate(over="ignore", invalid="ignore"):
             margins = self.margins(x, data)[groups.order]
-            values = self._group_values(bases, margins, target[groups.order], groups.ptr)
+            target = target[groups.order]
+            values = self._group_values({base.name: base}, margins, target, groups.ptr)
         return ClientScores(base, groups.ids or (), values[base.name], groups.sizes)
 
     def _client_table(

@@ -47,8 +47,6 @@ REGULARISERS: dict[Reg, Regulariser] = {
     "nonconvex": Regulariser(NONCONVEX, 2.0, False),
     "smoothed-l1": Regulariser(SMOOTHED_L1, 1.0 / DELTA, True),
 }
-
-
 _ALPHA = 0.1
 """The weight of a regulariser where none is given: the paper's."""
 
@@ -59,9 +57,6 @@ class LossType(types.Opaque):
     The name identifies it. A user's loss has a digest of its functions in the name, so that a
     process which has never seen the loss can read the cache, and a changed loss is compiled again.
     """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name)
 
 
 class CompiledLoss:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
 from fedpage.problems import kernels
+
+if TYPE_CHECKING:
+    from fedpage.problems.linear import LinearModel
 
 
 def as_rows(y: Vector) -> Vector:
@@ -44,7 +47,7 @@ class RowOracle:
         self._largest = int(sizes.max()) if equal is None else equal
 
     def batch(self, size: int | None) -> Batch:
-        """Draw a fresh minibatch at each client; None: every row.
+        """Draw a fresh minibatch at each client. If size is None, take every row.
 
         It is a function of its number within the round; no generator is advanced.
         """
@@ -63,12 +66,8 @@ class RowOracle:
 
     def _count(self, b: int, times: int = 1) -> None:
         """Count `times` gradients of every called client over batches of min(b, M_i) rows."""
-        n = len(self.clients)
-        rows = (
-            n * min(b, self._equal)
-            if self._equal is not None
-            else int(np.minimum(self.sizes, b).sum())
-        )
+        n, M = len(self.clients), self._equal
+        rows = int(np.minimum(self.sizes, b).sum()) if M is None else n * min(b, M)
         self.gradients += times * rows
         self.evaluations += times * n
         self._times[b] = self._times.get(b, 0) + times
@@ -121,24 +120,15 @@ class RowOracle:
 class LinearOracle(RowOracle):
     """Answer the called clients of a linear model, with compiled local steps."""
 
-    def __init__(
-        self,
-        kernel_data: tuple[Any, ...],
-        d: int,
-        clients: Ints,
-        sizes: Ints,
-        draws: Draws,
-        equal: int | None,
-    ) -> None:
-        super().__init__(clients, sizes, draws, equal)
-        self._data = (*kernel_data, clients)
-        self._shape = (len(clients), d)
+    def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:
+        super().__init__(clients, problem._sizes[clients], draws, problem._equal)
+        self._data = (*problem._kernel_data, clients)
+        self._shape = (len(clients), problem.d)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
-        is_every = batch.rows is None
         rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else batch.rows
-        counts = self.sizes if is_every else batch.sizes
+        counts = self.sizes if batch.rows is None else batch.sizes
         self._count_batch(batch)
         out = np.empty(self._shape)
         kernels.batch_grad(*self._data, rows, counts, self._points(y), out)
@@ -166,13 +156,13 @@ class LinearOracle(RowOracle):
     ) -> Vector:
         """Run the local steps of this name (core/local_steps.py), compiled."""
         shifts = self._nowhere if shift is None else as_rows(shift)
-        return self._local_sgd(x, self._nowhere, shifts, K, eta, b, mu, points=1)
+        return self._local_sgd(x, self._nowhere, shifts, K, eta, b, mu)
 
     def local_svrg(
         self, x: Vector, w: Vector, h: Vector, *, K: int, eta: float, b: int | None
     ) -> Vector:
         """Run the local steps of this name (core/local_steps.py), compiled."""
-        return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0, points=2)
+        return self._local_sgd(x, as_rows(w), as_rows(h), K, eta, b, 0.0)
 
     @property
     def _nowhere(self) -> Vector:
@@ -180,20 +170,11 @@ class LinearOracle(RowOracle):
         return np.empty((0, self._shape[1]))
 
     def _local_sgd(
-        self,
-        x: Vector,
-        w: Vector,
-        shift: Vector,
-        K: int,
-        eta: float,
-        b: int | None,
-        mu: float,
-        points: int,
+        self, x: Vector, w: Vector, shift: Vector, K: int, eta: float, b: int | None, mu: float
     ) -> Vector:
-        rows, size = self._draw(b, K, points)
+        rows, size = self._draw(b, K, 2 if len(w) else 1)
         out = np.empty(self._shape)
-        steps = (K, float(eta), float(mu))
-        kernels.local_sgd(*self._data, rows, size, x, w, shift, *steps, out)
+        kernels.local_sgd(*self._data, rows, size, x, w, shift, K, float(eta), float(mu), out)
         return out
 
     def local_page(

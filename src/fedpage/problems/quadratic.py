@@ -202,8 +202,7 @@ class Quadratic(ClientScoring):
     ) -> ClientTable:
         values = self._client_metrics(self.N, x, row_metrics(bases))
         if "loss" in bases:
-            everyone = np.arange(self.N)
-            values["loss"] = self.evaluate_clients(everyone, x).losses / self._scale
+            values["loss"] = self.evaluate_clients(np.arange(self.N), x).losses / self._scale
         return ClientTable(range(self.N), self._sizes, values)
 
     def smoothness(self) -> Smoothness:
@@ -221,12 +220,9 @@ class Quadratic(ClientScoring):
         """Describe the problem: its shape, digest and weights."""
         digest = hashlib.sha256(self.A.tobytes() + self.b.tobytes()).hexdigest()
         about: Description = {
-            "objective": self.name,
-            "N": self.N,
-            "d": self.d,
-            "rows": int(self._sizes.sum()),
+            "objective": self.name, "N": self.N, "d": self.d, "rows": int(self._sizes.sum()),
             "digest": digest,
-        }
+        }  # fmt: skip
         if self.metrics:
             about["metrics"] = describe_metrics(self.metrics)
         return about | describe_weights(self.weights, self._scale)
@@ -241,13 +237,9 @@ class QuadraticOracle(RowOracle):
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute A_i y_i minus the mean of the batch's b_ij, (n, d)."""
-        rows = (
-            no_rows(len(self.clients), 1)[:, 0]
-            if batch.rows is None
-            else np.ascontiguousarray(batch.rows)
-        )
+        n, p = len(self.clients), self._problem
+        rows = no_rows(n, 1)[:, 0] if batch.rows is None else np.ascontiguousarray(batch.rows)
         self._count_batch(batch)
-        out = np.empty((len(self.clients), self._problem.d))
-        p = self._problem
+        out = np.empty((n, p.d))
         kernels.quadratic_grad(p.A, p.b, p._scale, self.clients, rows, batch.sizes, as_rows(y), out)
         return out

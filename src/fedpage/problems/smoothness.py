@@ -76,9 +76,8 @@ def _largest_by_lanczos(product: Callable[[Vector], Vector], size: int) -> float
     from scipy.sparse.linalg import LinearOperator, eigsh
 
     gram = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    return float(
-        eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(size), tol=1e-10)[0]
-    )
+    found = eigsh(gram, k=1, which="LA", return_eigenvectors=False, v0=np.ones(size), tol=1e-10)
+    return float(found[0])
 
 
 class _SparseRows:
@@ -151,13 +150,9 @@ class _DenseRows:
         kernel = _dense_row_grams if of_rows else _dense_column_grams
         kernel(self.A, self.one, start, clients, out)
 
-    def lanczos(self, part: slice) -> float:
-        """Compute the largest eigenvalue of A'A of some rows."""
-        rows = self.A[part]
-        return self._lanczos(rows, np.ones(len(rows)))
-
-    def _lanczos(self, rows: Vector, weights: Vector) -> float:
-        p = rows.shape[1]
+    def lanczos(self, part: slice, weights: Vector | float = 1.0) -> float:
+        """Compute the largest eigenvalue of A' diag(weights^2) A of some rows."""
+        rows, p = self.A[part], self.A.shape[1]
 
         def product(v: Vector) -> Vector:
             margins = rows @ v[:p]
@@ -173,7 +168,7 @@ class _DenseRows:
         """Compute the largest eigenvalue of A' diag(weights^2) A."""
         n = len(self.A)
         if min(n, self.width) > _LARGEST:
-            return self._lanczos(self.A, weights)
+            return self.lanczos(slice(None), weights)
         gram = np.zeros((self.width, self.width))
         for first in range(0, n, max(1, _BLOCK // self.width)):
             part = slice(first, first + max(1, _BLOCK // self.width))
