@@ -154,6 +154,10 @@ def print_summary(
         replace(table, caption=f"target: {target.title}{medians}"),
         optional=[headings[key] for key in least_needed if key != target.column],
     )
+    open_runs = [run for run in runs if run.ends_at(target) and not run.reached(target)]
+    for run in open_runs[:3]:
+        seed = f", seed {run.meta.get('seed')}" if seeds > 1 else ""
+        log(f"{run.label}{seed}: {run.describe_target(target)}")
 
 
 def print_problem(config: ProblemConfig, problem: LinearModel) -> None:
