@@ -17,72 +17,47 @@ from fedpage.core.errors import InputError
 from fedpage.data.dataset import Dataset, class_targets
 
 if TYPE_CHECKING:
-    import pyarrow
+    import polars as pl
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["number", "text", "class", "vector", "image", "other"]
 ClientRows: TypeAlias = tuple[Array | tuple[Array, ...], Array]
 """The inputs of a client's rows, several if the model takes several, and their targets."""
 _SCALARS = ("number", "text", "class")
-_PARTITION = "partition"
-"""The name of the column of ids where the clients are partitions without a column of ids."""
 
 
-class _Source(NamedTuple):
-    """Rows by part: one part per client with its id, or one part and perhaps a column of ids."""
+class _Rows(NamedTuple):
+    """Hold the rows of all clients, the kinds of the feature columns, and whose each row is."""
 
-    parts: list[Any]
-    ids: list[Any] | None
-    client: str | None
+    data: Any
+    """The rows, a `datasets.Dataset`."""
+    kinds: dict[str, Kind]
+    label: str
+    owner: str
+    """The name of the client ids."""
+    ids: Array | None
     note: str
 
-    @property
-    def columns(self) -> Any:
-        """The features of Hugging Face by column name."""
-        return self.parts[0].features
+    def encode_scalars(self, **options: Any) -> Dataset:
+        """Encode the columns of numbers and categories as `Dataset.from_frame` does."""
+        import polars as pl
 
-    def kind(self, column: str) -> Kind:
-        """Return what a column holds."""
-        import pyarrow as pa
+        frame = _read_frame(self.data, [c for c, kind in self.kinds.items() if kind in _SCALARS])
+        frame = frame.with_columns(pl.Series(self.label, _read_labels(self.data, self.label)))
+        if self.ids is None:
+            return Dataset.from_frame(frame, label=self.label, **options)
+        frame = frame.with_columns(pl.Series(self.owner, self.ids.tolist()))
+        return Dataset.from_frame(frame, label=self.label, client=self.owner, **options)
 
-        special: dict[str, Kind] = {"ClassLabel": "class", "Image": "image"}
-        if type(self.columns[column]).__name__ in special:
-            return special[type(self.columns[column]).__name__]
-        entry, is_list = self.entry_type(column)
-        if pa.types.is_integer(entry) or pa.types.is_floating(entry) or pa.types.is_boolean(entry):
-            return "vector" if is_list else "number"
-        is_text = pa.types.is_string(entry) or pa.types.is_large_string(entry)
-        return "text" if is_text and not is_list else "other"
-
-    def entry_type(self, column: str) -> tuple[pyarrow.DataType, bool]:
-        """Return the arrow type of a column's entries, and whether a row has a list of them."""
-        import pyarrow as pa
-
-        kind, is_list = self.columns.arrow_schema.field(column).type, False
-        while isinstance(kind, pa.BaseExtensionType) or hasattr(kind, "value_field"):
-            if isinstance(kind, pa.BaseExtensionType):  # Array2D and its like
-                kind = kind.storage_type
-            else:
-                kind, is_list = kind.value_type, True
-        return kind, is_list
-
-    def read(self, columns: Sequence[str]) -> pyarrow.Table:
-        """Join the columns of all parts as they are stored."""
-        import pyarrow as pa
-
-        tables = [part.select_columns(columns).with_format("arrow")[:] for part in self.parts]
-        return pa.concat_tables(tables).replace_schema_metadata(None)
-
-    def read_named(self, columns: Sequence[str]) -> pyarrow.Table:
-        """Read columns of scalars, with the names of a `ClassLabel` instead of its numbers."""
-        import pyarrow as pa
-
-        table = self.read(columns)
-        for at, column in enumerate(columns):
-            if self.kind(column) == "class":
-                names = pa.array(self.columns[column].names).take(table.column(at))
-                table = table.set_column(at, column, names)
-        return table
+    def read_array(self, column: str) -> Array:
+        """Read a column of numbers, vectors or images as an array with a row per example."""
+        kind, is_whole = _kind(self.data, column)
+        options = {} if kind == "image" else {"dtype": np.int64 if is_whole else np.float64}
+        rows = self.data.select_columns(column).with_format("numpy", **options)
+        array = np.asarray(rows[:][column])
+        if array.dtype == object:
+            raise InputError(f"column {column!r} has {kind}s of different sizes")
+        return scale_images(array) if kind == "image" else array
 
 
 def from_huggingface(
@@ -121,30 +96,21 @@ def from_huggingface(
     Raises:
         InputError: a column is unknown or cannot be used, or a partition has no rows.
     """
-    rows = _open(source, client, split)
-    chosen = _choose_columns(rows, label, columns, drop)
-    name = name or getattr(rows.parts[0].info, "dataset_name", None) or "huggingface"
-    labels, ids = _read_labels(rows, label), _read_ids(rows)
-    if all(rows.kind(column) in _SCALARS for column in chosen):
-        table = rows.read_named(chosen).append_column(label, [labels])
-        owner = None if ids is None else rows.client or _PARTITION
-        if owner is not None:
-            table = table.append_column(owner, [ids])
-        data = Dataset.from_frame(
-            table,
-            label=label,
-            client=owner,
-            standardise=standardise,
-            missing=missing,
-            name=name,
-            categorical=[column for column in chosen if rows.kind(column) == "class"],
-        )
+    rows = _open(source, label, client, columns, drop, split)
+    name = name or getattr(rows.data.info, "dataset_name", None) or "huggingface"
+    if set(rows.kinds.values()) <= set(_SCALARS):
+        data = rows.encode_scalars(standardise=standardise, missing=missing, name=name)
     else:
-        arrays = [_read_array(rows, column) for column in chosen]
+        arrays = [rows.read_array(column) for column in rows.kinds]
         X = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
-        data = Dataset.from_arrays(X, labels, name=name, clients=ids)
-    if rows.kind(label) == "class":
-        data = _name_classes(data, rows.columns[label].names)
+        labels = _read_labels(rows.data, label)
+        data = Dataset.from_arrays(X, labels, name=name, clients=rows.ids)
+    if _kind(rows.data, label)[0] == "class":
+        names, numbers = tuple(rows.data.features[label].names), data.y
+        if data.classes is not None:  # the numbers 0/1 or 1/2 have become -1/+1
+            numbers = np.array(data.classes)[(data.y > 0).astype(np.int64)]
+        targets = class_targets(numbers.astype(np.int64), len(names))
+        data = replace(data, y=targets, classes=names)
     return replace(data, note="; ".join(filter(None, (data.note, rows.note))))
 
 
@@ -186,20 +152,15 @@ def client_datasets(
         return _divide((source.to_dense(),), y, source.clients)
     if label is None:
         raise InputError("client_datasets: name the column of targets, as in label='label'")
-    rows = _open(source, client, split)
-    chosen = _choose_columns(rows, label, columns, drop)
-    scalars = [column for column in chosen if rows.kind(column) in _SCALARS]
-    inputs = [_read_array(rows, column) for column in chosen if column not in scalars]
-    if scalars:
-        data = from_huggingface(
-            source, label=label, client=client, columns=scalars, split=split,
-            standardise=standardise,
-        )  # fmt: skip
-        inputs.append(data.to_dense())
-    targets = _read_labels(rows, label)
+    rows = _open(source, label, client, columns, drop, split)
+    kinds, targets = rows.kinds, _read_labels(rows.data, label)
+    inputs = [rows.read_array(column) for column in kinds if kinds[column] not in _SCALARS]
+    if len(inputs) < len(kinds):
+        scalars = rows.encode_scalars(standardise=standardise, name="huggingface")
+        inputs.append(scalars.to_dense())
     if targets.dtype.kind in "Ub":
         targets = np.unique(targets, return_inverse=True)[1].astype(np.int64)
-    return _divide(tuple(inputs), targets, _read_ids(rows))
+    return _divide(tuple(inputs), targets, rows.ids)
 
 
 def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> list[ClientRows]:
@@ -215,43 +176,65 @@ def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> lis
 # What a source holds
 
 
-def _open(source: Any, client: str | None, split: str | None) -> _Source:
-    """Read whose rows a source has, and check that there are some."""
+def _open(
+    source: Any,
+    label: str,
+    client: str | None,
+    columns: str | Sequence[str] | None,
+    drop: str | Sequence[str],
+    split: str | None,
+) -> _Rows:
+    """Join the parts of a source, and check the names and types of the columns."""
     try:
         import datasets
     except ImportError:
         raise InputError(
             "Hugging Face data sets need another package: pip install 'fedpage[datasets]'"
         ) from None
+    from fedpage.data.frames import check_names  # it imports polars, which takes time
+
     if isinstance(source, datasets.DatasetDict) or hasattr(type(source), "load_split"):
         source = _choose_split(source, split)
-    if isinstance(source, datasets.Dataset):
-        rows = _Source([source], None, client, "")
-    elif hasattr(type(source), "load_partition"):
-        rows = _load_partitions(source)
-    elif isinstance(source, (list, tuple)) and all(
-        isinstance(part, datasets.Dataset) for part in source
-    ):
-        rows = _Source(list(source), list(range(len(source))), None, "")
-    else:
-        raise InputError(
-            "a data set of Hugging Face is a datasets.Dataset, a list of them, a partitioner or a "
-            f"FederatedDataset of flwr-datasets, not a {type(source).__name__}"
-        )
-    if client is not None and rows.ids is not None:
+    column, note, ids = client, "", None
+    if hasattr(type(source), "load_partition"):
+        source, ids, column, note = _load_partitions(source)
+    elif isinstance(source, (list, tuple)):
+        ids = list(range(len(source)))
+    parts = source if isinstance(source, (list, tuple)) else [source]
+    for part in parts:
+        if not isinstance(part, datasets.Dataset):
+            raise InputError(
+                "a data set of Hugging Face is a datasets.Dataset, a list of them, a partitioner "
+                f"or a FederatedDataset of flwr-datasets, not a {type(part).__name__}"
+            )
+    if client is not None and ids is not None:
         raise InputError(f"client={client!r} is for a single data set; here partitions are clients")
-    sizes = [len(part) for part in rows.parts]
+    sizes = [len(part) for part in parts]
     if not sizes or 0 in sizes:
-        which = (
-            f"client {sizes.index(0)} of {len(sizes)} has no rows" if sizes else "the list is empty"
-        )
-        raise InputError(f"{which}; every client needs rows, so use fewer clients")
+        found = f"client {sizes.index(0)} of {len(sizes)} has no rows" if sizes else "list is empty"
+        raise InputError(f"{found}; every client needs rows, so use fewer clients")
     # a transform that the user has set is applied
     parts = [
         datasets.Dataset.from_dict(part[:]) if part.format["type"] == "custom" else part
-        for part in rows.parts
+        for part in parts
     ]
-    return rows._replace(parts=parts)
+    columns = [columns] if isinstance(columns, str) else columns
+    unused = [label, *([column] if column else []), *([drop] if isinstance(drop, str) else drop)]
+    for number, part in enumerate(parts):
+        where = "the data set" if ids is None else f"client {number}"
+        check_names([*unused, *(columns or ())], part.features, where)
+    try:
+        data = datasets.concatenate_datasets(parts)
+    except ValueError as error:
+        raise InputError(f"the clients' columns differ: {error}") from None
+    chosen = [name for name in columns or data.features if name not in unused]
+    kinds = {name: _kind(data, name)[0] for name in chosen}
+    _check_kinds(data, kinds, label)
+    owners: Array | None = None if ids is None else np.repeat(np.array(ids), sizes)
+    if column is not None and ids is None:
+        owners = np.asarray(_read_frame(data, [column])[column].to_list())
+    owner = column or "partition" + "_" * ("partition" in kinds)
+    return _Rows(data, kinds, label, owner, owners, note)
 
 
 def _choose_split(source: Any, split: str | None) -> Any:
@@ -268,97 +251,78 @@ def _choose_split(source: Any, split: str | None) -> Any:
     return splits[split]
 
 
-def _load_partitions(partitioner: Any) -> _Source:
-    """Load every partition of a partitioner of flwr-datasets."""
+def _load_partitions(partitioner: Any) -> tuple[list[Any], list[Any], str | None, str]:
+    """Return the partitions of flwr-datasets, their ids, the column of ids and a note."""
     noun = type(partitioner).__name__
     try:
         count = int(partitioner.num_partitions)
         parts = [partitioner.load_partition(number) for number in range(count)]
     except (AttributeError, KeyError, ValueError) as error:
-        raise InputError(f"{noun}: {' '.join(str(error).split())}") from None
+        raise InputError(f"{noun}: {error}") from None
     natural = getattr(partitioner, "partition_id_to_natural_id", None)
     ids = [natural[number] for number in range(count)] if natural else list(range(count))
     grouped = hasattr(partitioner, "partition_id_to_natural_ids")
     # the column of natural ids says who a client is, and is not a feature
     column = getattr(partitioner, "_partition_by", None) if natural or grouped else None
-    return _Source(parts, ids, column, f"partitioned by {noun} of flwr-datasets")
-
-
-def _choose_columns(
-    rows: _Source, label: str, columns: Sequence[str] | None, drop: Sequence[str]
-) -> list[str]:
-    """Check the names of columns, and return the names of the features."""
-    from fedpage.data.frames import check_names  # it imports polars, which takes time
-
-    columns = [columns] if isinstance(columns, str) else columns
-    drop = [drop] if isinstance(drop, str) else drop
-    roles = [label, *([rows.client] if rows.client else [])]
-    for number, part in enumerate(rows.parts):
-        where = "the data set" if rows.ids is None else f"client {number}"
-        check_names([*roles, *(columns or ()), *drop], part.features, where)
-    chosen = [c for c in (columns or rows.columns) if c not in (*roles, *drop)]
-    if not chosen:
-        raise InputError(f"no column but {', '.join(roles)} is left; a model needs features")
-    kinds = {column: rows.kind(column) for column in chosen}
-    has_arrays = not set(kinds.values()) <= set(_SCALARS)
-    for column, kind in kinds.items():
-        if kind == "other" or (kind in ("text", "class") and has_arrays):
-            reason = f"is of type {rows.columns[column]}, which cannot be a feature"
-            reason = reason if kind == "other" else "is a category beside a vector or an image"
-            raise InputError(f"column {column!r} {reason}; leave it out with drop=({column!r},)")
-    return chosen
+    return parts, ids, column, f"partitioned by {noun} of flwr-datasets"
 
 
 # Columns as tables and arrays
 
 
-def _read_ids(rows: _Source) -> Array | None:
-    """Return the id (n,) of each row's client, or None where there are no clients."""
-    if rows.ids is not None:
-        return np.repeat(np.array(rows.ids), [len(part) for part in rows.parts])
-    if rows.client is None:
-        return None
-    return np.asarray(rows.read_named([rows.client]).column(0).to_pylist())
+def _kind(data: Any, column: str) -> tuple[Kind, bool]:
+    """Return the kind of a column, and whether its entries are whole numbers."""
+    from pyarrow import types
+
+    special: dict[str, Kind] = {"ClassLabel": "class", "Image": "image"}
+    kind = special.get(type(data.features[column]).__name__, "other")
+    entry, is_list = data.features.arrow_schema.field(column).type, False
+    while hasattr(entry, "storage_type") or hasattr(entry, "value_field"):  # Array2D, or a list
+        entry, is_list = getattr(entry, "storage_type", None) or entry.value_type, True
+    is_whole = types.is_integer(entry)
+    if kind == "other" and (is_whole or types.is_floating(entry) or types.is_boolean(entry)):
+        kind = "vector" if is_list else "number"
+    elif kind == "other" and not is_list and "string" in str(entry):
+        kind = "text"
+    return kind, is_whole
 
 
-def _read_labels(rows: _Source, label: str) -> Array:
+def _check_kinds(data: Any, kinds: dict[str, Kind], label: str) -> None:
+    """Refuse a label that is not a scalar, and columns that cannot be features."""
+    if _kind(data, label)[0] not in _SCALARS:
+        raise InputError(f"the label {label!r} is of type {data.features[label]}, not a scalar")
+    if not kinds:
+        raise InputError("no column is left; a model needs features")
+    has_arrays = not set(kinds.values()) <= set(_SCALARS)
+    for column, kind in kinds.items():
+        if kind == "other" or (kind in ("text", "class") and has_arrays):
+            reason = f"is of type {data.features[column]}, which cannot be a feature"
+            reason = reason if kind == "other" else "is a category beside a vector or an image"
+            raise InputError(f"column {column!r} {reason}; leave it out with drop=({column!r},)")
+
+
+def _read_frame(data: Any, columns: Sequence[str]) -> pl.DataFrame:
+    """Read columns of scalars; a `ClassLabel` becomes an Enum of its names."""
+    import polars as pl
+
+    frame = pl.DataFrame(data.select_columns(columns).with_format("arrow")[:]).fill_nan(None)
+    classes = {c: data.features[c].names for c in columns if _kind(data, c)[0] == "class"}
+    return frame.with_columns(  # -1 stands for a missing class
+        pl.col(c).replace_strict(range(len(n)), n, default=None, return_dtype=pl.Enum(n))
+        for c, n in classes.items()
+    )
+
+
+def _read_labels(data: Any, label: str) -> Array:
     """Return the labels (n,); labels of a `ClassLabel` are numbers."""
-    if rows.kind(label) not in _SCALARS:
-        raise InputError(f"the label {label!r} is of type {rows.columns[label]}, not a scalar")
-    column = rows.read([label]).column(0)
-    absent = column.is_null(nan_is_null=True).to_numpy()
-    if rows.kind(label) == "class":
-        absent = absent | (column.fill_null(-1).to_numpy() == -1)
-    if absent.any():
-        row = int(np.argmax(absent)) + 1
+    column = _read_frame(data, [label])[label]
+    if column.null_count():
+        row = column.is_null().to_list().index(True) + 1
         raise InputError(f"row {row} has no label in column {label!r}; leave such rows out")
-    values = np.asarray(column.to_numpy())
-    return values.astype(str) if rows.kind(label) == "text" else values
-
-
-def _name_classes(data: Dataset, names: Sequence[str]) -> Dataset:
-    """Give a data set whose labels are numbers of a `ClassLabel` the names as classes."""
-    numbers = data.y
-    if data.classes is not None:  # 0/1 or 1/2, which have become -1/+1
-        numbers = np.array(data.classes)[(data.y > 0).astype(np.int64)]
-    targets = class_targets(numbers.astype(np.int64), len(names))
-    return replace(data, y=targets, classes=tuple(names))
-
-
-def _read_array(rows: _Source, column: str) -> Array:
-    """Read a column of numbers, vectors or images as an array with a row per example."""
-    kind = rows.kind(column)
-    is_whole = "int" in str(rows.entry_type(column)[0])
-    options = {} if kind == "image" else {"dtype": np.int64 if is_whole else np.float64}
-    arrays = [
-        np.asarray(part.select_columns(column).with_format("numpy", **options)[:][column])
-        for part in rows.parts
-    ]
-    shapes = {array.shape[1:] for array in arrays}
-    if len(shapes) > 1 or any(array.dtype == object for array in arrays):
-        raise InputError(f"column {column!r} has {kind}s of different sizes")
-    array = np.concatenate(arrays)
-    return scale_images(array) if kind == "image" else array
+    if _kind(data, label)[0] == "class":
+        return column.to_physical().to_numpy().astype(np.int64)
+    values = column.to_numpy()
+    return values.astype(str) if values.dtype == object else values
 
 
 def scale_images(images: Array) -> Array:
