@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.data import dataset, download, libsvm, partition, registry
+from fedpage.data import download, libsvm, partition, registry
 
 TEXT = b"+1 1:0.5 3:2\n-1 2:1e-3 # a comment 9:9\n\n-1\n+1 3:-4 \n"
 
@@ -311,9 +311,7 @@ def test_fetch_removes_wrong_content(tmp_path, mirror):
 # Sparse rows
 
 
-@pytest.mark.parametrize("block", [1, 7, 1 << 20])
-def test_sparse_rows_are_taken_in_any_order(monkeypatch, block):
-    monkeypatch.setattr(dataset, "_BLOCK", block)
+def test_sparse_rows_are_taken_in_any_order():
     rng = np.random.default_rng(0)
     X = csr_array(rng.random((30, 6)) * (rng.random((30, 6)) < 0.4) * (rng.random((30, 1)) < 0.7))
     data = fp.Dataset.from_arrays(X, np.arange(30.0))

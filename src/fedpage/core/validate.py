@@ -108,8 +108,8 @@ def check_sample(method: str, S: int, N: int) -> None:
 
 
 def _finite(value: object) -> float:
-    """Convert a Python number to float; return NaN if it is not a finite one."""
-    number = as_number(value) if isinstance(value, (int, float)) else math.nan
+    """Convert a number to float; return NaN if it is not a finite one."""
+    number = as_number(value)
     return number if math.isfinite(number) else math.nan
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +25,6 @@ Label: TypeAlias = str | int | float | bool
 """A class as the user wrote it."""
 RowChoice: TypeAlias = slice | Ints | NDArray[np.bool_] | list[int]
 """Rows by a slice, a mask or their numbers."""
-_BLOCK = 1 << 20
-"""Numbers that are checked or copied at a time, so that no temporary is as large as the data."""
 
 
 class Sparse(NamedTuple):
@@ -47,19 +44,25 @@ class Sparse(NamedTuple):
 
     def take(self, rows: Ints) -> Sparse:
         """Copy some rows, in the order given."""
-        lengths = np.diff(self.indptr)[rows]
-        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=indptr[1:])
-        indices, values = np.empty(indptr[-1], np.int32), np.empty(indptr[-1])
-        cuts = np.searchsorted(indptr, np.arange(0, indptr[-1] + _BLOCK, _BLOCK))
-        for first, last in itertools.pairwise(np.minimum(cuts, len(rows)).tolist()):
-            begin, end = indptr[first], indptr[last]
-            shift = self.indptr[rows[first:last]] - indptr[first:last]
-            where = np.repeat(shift, lengths[first:last])
-            where += np.arange(begin, end)
-            np.take(self.indices, where, out=indices[begin:end], mode="clip")
-            np.take(self.values, where, out=values[begin:end], mode="clip")
-        return Sparse(indptr, indices, values, self.features)
+        return Sparse.from_scipy(self.to_scipy()[rows])
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Sparse:
+        """Take the arrays of a scipy.sparse CSR matrix, without a copy of its values."""
+        return cls(
+            matrix.indptr.astype(np.int64, copy=False),
+            matrix.indices.astype(np.int32, copy=False),
+            matrix.data,
+            int(matrix.shape[1]),
+        )
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether `indptr` rises from 0 to the number of values, and all indices are columns."""
+        indptr, indices, values, features = self
+        is_rising = indptr[0] == 0 and bool((np.diff(indptr) >= 0).all())
+        is_inside = indices.min(initial=0) >= 0 and indices.max(initial=0) < max(features, 1)
+        return bool(is_rising and is_inside and indptr[-1] == len(indices) == len(values))
 
     def to_scipy(self) -> Any:
         """Return a scipy.sparse CSR array that shares the memory."""
@@ -106,8 +109,10 @@ class Dataset:
             raise _error(self, f"matrix must be (n, p) or Sparse, not {short_repr(matrix)}")
         if getattr(y, "ndim", 0) != 1:
             raise _error(self, f"y must be a vector, not {short_repr(y)}")
-        if isinstance(matrix, Sparse):
-            _check_sparse(self, matrix)
+        if isinstance(matrix, Sparse) and not matrix.is_valid:
+            raise _error(
+                self, "indptr must rise from 0 to the number of values, and indices be in range"
+            )
         rows = len(matrix[0]) - 1 if isinstance(matrix, Sparse) else len(matrix)
         if rows != len(y):
             raise _error(self, f"X has {rows} rows but y has {len(y)} labels")
@@ -115,11 +120,8 @@ class Dataset:
             raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
         if self.clients is not None and np.shape(self.clients) != (rows,):
             raise _error(self, f"there are {rows} rows but {np.size(self.clients)} client ids")
-        is_list = isinstance(self.columns, (tuple, list))
-        if not is_list or len(self.columns) not in (0, self.features):
-            raise _error(
-                self, f"columns must name {self.features} features, not {short_repr(self.columns)}"
-            )
+        if len(self.columns) not in (0, self.features):
+            raise _error(self, f"columns must name {self.features} features")
         values = matrix.values if isinstance(matrix, Sparse) else matrix
         for what, numbers in (("X", values), ("y", y)):
             if not is_finite(numbers):
@@ -419,12 +421,8 @@ class Dataset:
 
 
 def is_finite(values: Vector) -> bool:
-    """Return True if no entry is a NaN or an infinity, without a temporary of the array's size."""
-    flat = values.reshape(-1)
-    return all(
-        bool(np.isfinite(flat[first : first + _BLOCK]).all())
-        for first in range(0, flat.size, _BLOCK)
-    )
+    """Return True if no entry is a NaN or an infinity, without a temporary array."""
+    return math.isfinite(values.min(initial=0.0)) and math.isfinite(values.max(initial=0.0))
 
 
 def _error(data: Dataset | str, text: str) -> InputError:
@@ -449,27 +447,13 @@ def _features(name: str, X: Any) -> Sparse | Vector:
     if not matrix.has_canonical_format:
         matrix = matrix.copy()  # it may share the memory of X, which is the user's
         matrix.sum_duplicates()
-    return Sparse(
-        matrix.indptr.astype(np.int64, copy=False),
-        matrix.indices.astype(np.int32, copy=False),
-        matrix.data,
-        int(matrix.shape[1]),
-    )
+    return Sparse.from_scipy(matrix)
 
 
 def _check_real(kind: np.dtype[Any]) -> None:
     """Refuse types that numpy converts to real numbers without a word."""
     if kind.kind in "cMm":
         raise ValueError("complex numbers" if kind.kind == "c" else "dates or times")
-
-
-def _check_sparse(data: Dataset, matrix: Sparse) -> None:
-    indptr, indices, values, features = matrix
-    is_rising = indptr[0] == 0 and indptr[-1] == len(values) and bool((np.diff(indptr) >= 0).all())
-    if not is_rising or len(indices) != len(values):
-        raise _error(data, "indptr must rise from 0 to the number of indices and of values")
-    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < features:
-        raise _error(data, f"an index is outside 0..{features - 1}")
 
 
 def content_digest(matrix: Sparse | Vector, y: Vector) -> str:

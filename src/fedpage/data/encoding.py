@@ -134,13 +134,21 @@ class Encoding:
         if not isinstance(table, DataTable):
             reader = FrameReader(table, "frame")
             table = reader.read(reader.names)
-        columns = tuple(
-            _fit_categories(table, name, missing)
-            if table.is_text(name)
-            else _fit_numbers(table, name, standardise, missing)
-            for name in table.frame.columns
-        )
-        return cls(columns, standardised=standardise)
+        columns: list[EncodedColumn] = []
+        for name in table.frame.columns:
+            absent = table.is_missing(name)
+            if absent.all():
+                raise InputError(
+                    f"{table.source}: column {name!r} has no value in any row; leave it out with "
+                    "drop= (--drop)"
+                )
+            if not table.is_text(name):
+                columns.append(_fit_numbers(table, name, standardise, missing))
+                continue
+            if missing != "mean":
+                table.refuse(absent, name, MISSING_CELL)
+            columns.append(CategoryColumn(name, table.codes(name)[1], bool(absent.any())))
+        return cls(tuple(columns), standardised=standardise)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -300,8 +308,6 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
     _check_finite(table, name, numbers, "" if missing == "mean" else MISSING_CELL)
     blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
     present = numbers[~np.isnan(numbers)]
-    if not len(present):
-        raise _empty_column(table, name)
     least, most = float(present.min()), float(present.max())
     with np.errstate(over="ignore", invalid="ignore"):
         total = 0.0
@@ -330,20 +336,6 @@ def _sum(block: Vector) -> float:
         return math.fsum(block[~np.isnan(block)])
     except OverflowError:
         return math.inf
-
-
-def _fit_categories(table: DataTable, name: str, missing: str) -> CategoryColumn:
-    absent, values = table.is_missing(name), table.codes(name)[1]
-    if missing != "mean":
-        table.refuse(absent, name, MISSING_CELL)
-    if not values:
-        raise _empty_column(table, name)
-    return CategoryColumn(name, values, bool(absent.any()))
-
-
-def _empty_column(table: DataTable, name: str) -> InputError:
-    advice = "leave it out with drop= (--drop)"
-    return InputError(f"{table.source}: column {name!r} has no value in any row; {advice}")
 
 
 def _check_finite(table: DataTable, name: str, numbers: Vector, missing: str) -> None:

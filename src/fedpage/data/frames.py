@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import mmap
 import os
 import re
@@ -72,7 +71,9 @@ class DataTable:
 
     def is_missing(self, name: str) -> NDArray[np.bool_]:
         """Return a mask (n,) of the rows whose cell is missing."""
-        return self.frame[name].is_null().to_numpy()
+        column = self.frame[name]
+        has_missing = column.null_count() > 0  # known without a look at the cells
+        return column.is_null().to_numpy() if has_missing else np.zeros(self.rows, dtype=bool)
 
     def numbers(self, name: str) -> Vector:
         """Return a column of numbers or booleans (n,), NaN for a missing cell."""
@@ -117,7 +118,7 @@ def check_names(names: Iterable[str], known: Collection[str], source: str) -> No
 
 def short_list(names: Iterable[str]) -> str:
     """Join names for an error message, as many as fit into 300 characters."""
-    names = list(names)
+    names = [repr(name) if "," in name else name for name in names]
     while len(", ".join(names)) > 300 and len(names) > 1:
         names = [*names[: len(names) // 2], "..."]
     return ", ".join(names)
@@ -241,16 +242,11 @@ def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
         return pl.Series(words, dtype=pl.String)
     if present and all(isinstance(cell, (bool, np.bool_)) for cell in present):
         return pl.Series(cells, dtype=pl.Boolean)
-    numbers = np.array([math.nan if cell is None else _to_float(cell) for cell in cells])
-    return pl.Series(numbers, dtype=pl.Float64).fill_nan(None)
-
-
-def _to_float(number: Any) -> float:
-    """Convert to float; return an infinity for a number that is too large."""
     try:
-        return float(number)
+        numbers = [None if cell is None else float(cell) for cell in cells]
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        raise InputError(f"{where}: a number is too large to be a float") from None
+    return pl.Series(numbers, dtype=pl.Float64)
 
 
 # Files
@@ -268,8 +264,9 @@ def read_parquet(path: Path) -> FrameReader:
 class DelimitedReader:
     """Read columns of a CSV or TSV file, plain or compressed.
 
-    polars splits the rows. It accepts rows with too few cells and reads empty lines as rows, so
-    the delimiters are counted too. If their number is wrong, a look at each line finds the row.
+    polars splits the rows. It accepts rows with too few cells and reads empty lines as rows. So if
+    the last column has missing cells, the delimiters are counted too. If their number is wrong, a
+    look at each line finds the row.
 
     Args:
         path: the file; its suffix says whether it is compressed.
@@ -314,7 +311,8 @@ class DelimitedReader:
             has_words = any(head[name].is_in(MISSING).any() for name in self.names)
             null_values = list(MISSING) if has_words else None  # they take time
             frame = self._scan(numeric, null_values=null_values)
-            if not self._is_regular(frame.height):
+            # a row with too few cells has none in the last column
+            if frame[:, -1].null_count() and not self._is_regular(frame.height):
                 frame = frame.filter([bool(cells) for _, cells in self._rows()])
         except pl.exceptions.PolarsError:  # text below numbers, or a quote within a cell
             filled = (cells for _, cells in self._rows() if cells)
@@ -408,7 +406,7 @@ class DelimitedReader:
 def _clean(column: pl.Series, as_text: bool) -> pl.Series:
     """Return a column of a file as numbers or booleans if all its cells are, or else as text."""
     if column.dtype == pl.Float64:
-        return column.fill_nan(None)
+        return column.fill_nan(None) if column.is_nan().any() else column
     words = column.str.strip_chars()
     words = words.set(words.is_in(MISSING), None)
     if as_text:

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, permutation, uniforms
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import as_number, check_whole
+from fedpage.core.validate import at_least_zero, check_whole, finite, positive
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import PARTITIONS, Partition, check_counts, equal_parts, from_owners
 
@@ -33,17 +32,9 @@ _LARGEST = 2**28
 """Entries of the largest sparse data set that is made dense: 2 GiB of numbers."""
 
 
-def _check_number(name: str, what: str, value: float, *, above_zero: bool = False) -> None:
-    """Check that a parameter is a finite number of at least 0, or above 0."""
-    number = as_number(value)
-    if not (math.isfinite(number) and number >= 0) or (above_zero and number == 0):
-        bound = "above 0" if above_zero else "of at least 0"
-        raise InputError(f"{name}: {what} must be a finite number {bound}, not {short_repr(value)}")
-
-
 def _check_dirichlet(name: str, n: int, clients: int, alpha: float, seed: int, least: int) -> int:
     """Check the arguments that all Dirichlet partitions share; return the number of clients."""
-    _check_number(name, "alpha", alpha, above_zero=True)
+    positive(name, "alpha", alpha)
     check_seed(seed)
     return check_counts(name, n, clients, least)
 
@@ -238,13 +229,13 @@ def power_law(
         min_rows: rows that every client has at least; 1 or more.
     """
     clients = check_counts("power_law", n, clients, min_rows)
-    _check_number("power_law", "the exponent", exponent)
+    at_least_zero("power_law", "exponent", exponent)
     min_rows = max(min_rows, 1)
     weight = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
     ideal = weight / weight.sum() * (n - clients * min_rows)
     sizes = min_rows + np.floor(ideal).astype(np.int64)
-    short = n - int(sizes.sum())
-    sizes[np.argsort(-(ideal - np.floor(ideal)), kind="stable")[:short]] += 1
+    largest_remainders = np.argsort(-(ideal % 1), kind="stable")[: n - int(sizes.sum())]
+    sizes[largest_remainders] += 1
     sizes = sizes[permutation(seed, 6, size=clients)]
     ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     what = "" if min_rows == 1 else f", min_rows={min_rows}"
@@ -387,8 +378,8 @@ def shift_features(
         InputError: a number is out of range, the partition does not fit, or sparse data is too
             large to be made dense.
     """
-    _check_number("shift_features", "noise", noise)
-    _check_number("shift_features", "the size of rotate", abs(as_number(rotate)))
+    at_least_zero("shift_features", "noise", noise)
+    finite("shift_features", "rotate", rotate)
     check_seed(seed)
     if int(partition.order.max()) >= data.rows:
         raise InputError(
