@@ -115,20 +115,16 @@ def dirichlet(
     """
     from scipy.special import gammaincinv
 
-    which, rows = _number_labels("dirichlet", y, allow_targets=True)
-    clients = _check_dirichlet("dirichlet", len(which), clients, alpha, seed, min_rows)
+    which, _ = _number_labels("dirichlet", y, allow_targets=True)
 
-    def draw(attempt: int) -> Ints:
-        counts = np.empty((len(rows), clients), dtype=np.int64)
-        for label in range(len(rows)):
-            share = gammaincinv(min(alpha, 1e280), uniforms(seed, 4, attempt, label, size=clients))
-            if share.sum() <= 0:  # alpha is so small that every share underflows
-                share[int(uniforms(seed, 5, attempt, label, size=1)[0] * clients)] = 1.0
-            counts[label] = _divide(share, int(rows[label]))
-        return counts
+    def draw(attempt: int, label: int, held: Ints) -> Vector:
+        uniform = uniforms(seed, 4, attempt, label, size=len(held))
+        share: Vector = gammaincinv(min(alpha, 1e280), uniform)
+        if share.sum() <= 0:  # alpha is so small that every share underflows
+            share[int(uniforms(seed, 5, attempt, label, size=1)[0] * len(held))] = 1.0
+        return share
 
-    name = f"dirichlet({clients}, alpha={alpha:g}, seed={seed})"
-    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=3)
+    return _allocate("dirichlet", which, clients, alpha, seed, min_rows, draw, purpose=3)
 
 
 @PARTITIONS.register("dirichlet-yurochkin")
@@ -154,21 +150,14 @@ def dirichlet_yurochkin(
         InputError: there are fewer than N * min_rows rows, or alpha is not positive, or y holds
             targets of a regression.
     """
-    which, rows = _number_labels("dirichlet_yurochkin", y)
-    n = len(which)
-    clients = _check_dirichlet("dirichlet_yurochkin", n, clients, alpha, seed, min_rows)
+    which, _ = _number_labels("dirichlet_yurochkin", y)
 
-    def draw(attempt: int) -> Ints:
-        counts = np.zeros((len(rows), clients), dtype=np.int64)
-        for label in range(len(rows)):
-            weight = _log_gammas(np.full(clients, alpha), seed, 50, attempt, label)
-            is_full = counts.sum(axis=0) * clients >= n
-            weight[is_full] = -np.inf
-            counts[label] = _divide(np.exp(weight - weight.max()), int(rows[label]))
-        return counts
+    def draw(attempt: int, label: int, held: Ints) -> Vector:
+        weight = _log_gammas(np.full(len(held), alpha), seed, 50, attempt, label)
+        weight[held * len(held) >= len(which)] = -np.inf
+        return np.asarray(np.exp(weight - weight.max()))
 
-    name = f"dirichlet_yurochkin({clients}, alpha={alpha:g}, seed={seed})"
-    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=51)
+    return _allocate("dirichlet_yurochkin", which, clients, alpha, seed, min_rows, draw, purpose=51)
 
 
 @PARTITIONS.register("dirichlet-hsu")
@@ -260,15 +249,14 @@ def quantity_dirichlet(
         seed: of the shares and of the order of rows.
         min_rows: rows that every client has at least; 0 drops clients without rows.
     """
-    clients = _check_dirichlet("quantity_dirichlet", n, clients, alpha, seed, min_rows)
+    check_counts("quantity_dirichlet", n, clients, min_rows)
 
-    def draw(attempt: int) -> Ints:
-        weight = _log_gammas(np.full(clients, alpha), seed, 40, attempt)
-        return _divide(np.exp(weight - weight.max()), n)[None, :]
+    def draw(attempt: int, label: int, held: Ints) -> Vector:
+        weight = _log_gammas(np.full(len(held), alpha), seed, 40, attempt)
+        return np.asarray(np.exp(weight - weight.max()))
 
-    name = f"quantity_dirichlet({clients}, alpha={alpha:g}, seed={seed})"
-    which = np.zeros(n, dtype=np.int64)
-    return _draw_partition(draw, which, name=name, seed=seed, min_rows=min_rows, purpose=41)
+    which = np.zeros(n, dtype=np.int64)  # all rows are of one label
+    return _allocate("quantity_dirichlet", which, clients, alpha, seed, min_rows, draw, purpose=41)
 
 
 def _log_gammas(shape: Vector, seed: int, *words: int) -> Vector:
@@ -296,30 +284,38 @@ def _deal(which: Ints, counts: Ints, seed: int, *words: int) -> Ints:
     return owner
 
 
-def _divide(share: Vector, n: int) -> Ints:
-    """Divide n rows in proportion to shares (N,): cut at the rounded cumulative sums."""
-    cuts = np.floor(np.cumsum(share) / share.sum() * n + 0.5).astype(np.int64)
-    cuts[-1] = n
-    return np.asarray(np.diff(cuts, prepend=0))
-
-
-def _draw_partition(
-    draw: Callable[[int], Ints], which: Ints, *, name: str, seed: int, min_rows: int, purpose: int
+def _allocate(
+    name: str,
+    which: Ints,
+    clients: int,
+    alpha: float,
+    seed: int,
+    min_rows: int,
+    draw: Callable[[int, int, Ints], Vector],
+    *,
+    purpose: int,
 ) -> Partition:
-    """Draw a table of counts (labels, N) until every client has `min_rows` rows, and deal by it.
+    """Divide each label's rows in random proportions until every client has `min_rows` rows.
 
-    If _ATTEMPTS draws do not suffice, take the first one and move rows.
+    `draw(attempt, label, held)` returns the proportions (N,), where `held` (N,) are the rows that
+    clients have of earlier labels. If _ATTEMPTS do not suffice, take the first and move rows.
     """
-    for attempt in range(_ATTEMPTS):
-        counts = draw(attempt)
-        is_enough = counts.sum(axis=0).min() >= min_rows
+    clients = _check_dirichlet(name, len(which), clients, alpha, seed, min_rows)
+    rows = np.bincount(which)
+    for attempt in (*range(_ATTEMPTS), 0):
+        counts, sizes = np.zeros((len(rows), clients), np.int64), np.zeros(clients, np.int64)
+        for label, n in enumerate(rows.tolist()):
+            share = draw(attempt, label, sizes)
+            cuts = np.floor(np.cumsum(share) / share.sum() * n + 0.5).astype(np.int64)
+            cuts[-1] = n
+            counts[label] = np.diff(cuts, prepend=0)
+            sizes += counts[label]
+        is_enough = sizes.min() >= min_rows
         if is_enough:
             break
-    else:
-        attempt, counts = 0, draw(0)
     owner = _deal(which, counts, seed, purpose, attempt)
-    sizes = counts.sum(axis=0)
-    clients, what = len(sizes), "" if min_rows == 1 else f"min_rows={min_rows}"
+    name = f"{name}({clients}, alpha={alpha:g}, seed={seed})"
+    what = "" if min_rows == 1 else f"min_rows={min_rows}"
     if not is_enough:
         owner, moved = _move_rows(owner, sizes, min_rows, seed)
         what = f"min_rows={min_rows}: {moved} row{'s' * (moved > 1)} moved"
