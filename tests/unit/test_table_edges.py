@@ -115,3 +115,9 @@ def test_a_table_without_columns():
     pd = pytest.importorskip("pandas", reason="pandas is an extra")
     said = refusal(lambda: fp.Dataset.from_frame(pd.DataFrame(), label="y"))
     assert said.startswith("frame: there is no column 'y'")
+
+
+def test_a_column_name_with_a_comma_is_quoted_in_a_list():
+    frame = {"height, cm": [1.0, 2.0], "y": [0, 1]}
+    said = refusal(lambda: fp.Dataset.from_frame(frame, label="label"))
+    assert "the columns are 'height, cm', y" in said

@@ -332,7 +332,7 @@ class DelimitedReader:
             check_file(self.path)
             with self.path.open("rb") as file:
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if content.find(b"\r") >= 0 and content.find(b"\n") < 0:  # as Macs wrote lines long ago
+        if content.find(b"\n") < 0 and content.find(b"\r") >= 0:  # as Macs wrote lines long ago
             return content[:].replace(b"\r", b"\n")
         return content
 
