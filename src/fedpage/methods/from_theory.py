@@ -7,16 +7,18 @@ and what is known of them are in `steps.py` and `table_steps.py`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from inspect import Parameter, signature
 from typing import Any
 
 from fedpage.codecs import IDENTITY, Chain, Codec
 from fedpage.core import validate
 from fedpage.core.capabilities import HasConvexity, dtype_of
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import Problem, Smoothness
+from fedpage.core.types import AnyMethod, HyperParameter, Problem, Smoothness
 from fedpage.methods import steps, table_steps
-from fedpage.methods.base import BaseMethod, theorem
+from fedpage.methods.base import BaseMethod, find_theorem, theorem
 from fedpage.methods.cofig import COFIG, DIANA
 from fedpage.methods.dasha import DASHA, DASHAPP
 from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM
@@ -26,6 +28,7 @@ from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.frecon import FRECON
 from fedpage.methods.icgm import ICGM
 from fedpage.methods.marina import PPMARINA, full_probability
+from fedpage.methods.registry import MethodEntry
 from fedpage.methods.scaffnew import Scaffnew
 from fedpage.methods.sdane import SDANE
 from fedpage.methods.svrp import SVRP
@@ -33,6 +36,54 @@ from fedpage.methods.zerosarah import ZeroSARAH
 
 _Codec = Any
 """A codec, or its text such as randk:0.1, which the class converts."""
+
+
+def apply_theorem(
+    entry: MethodEntry,
+    method: AnyMethod,
+    given: Mapping[str, HyperParameter],
+    problem: Problem,
+    mu: float | None = None,
+) -> AnyMethod:
+    """Return a method with its theorem's step sizes and given hyper-parameters.
+
+    Args:
+        entry: The method's entry. There must be a theorem for its class.
+        method: The method on default terms, whose S, K and codecs the theorem uses.
+        given: The hyper-parameters that the user has chosen.
+        problem: The problem.
+        mu: Strong convexity of every f_i, if it is known.
+
+    Raises:
+        InputError: The theorem needs another constant, or it chooses a given value.
+    """
+    make: Any = find_theorem(entry.cls)
+    defaults = {field.name: field.default for field in fields(entry.cls)}
+    options, missing = {}, []
+    for name, parameter in list(signature(make).parameters.items())[1:]:
+        if name == "mu" and mu is not None and name not in given:
+            options[name] = mu
+        elif name in defaults and name != "p":
+            options[name] = getattr(method, name)
+        elif parameter.default is Parameter.empty:
+            missing.append(name)
+    if missing:
+        is_mu = missing == ["mu"]
+        convex = "choose --objective logistic-l2 or squares-l2, or " if is_mu else ""
+        raise InputError(
+            f"{entry.label} needs {', '.join(missing)}; "
+            f"{convex}call {entry.cls.__name__}.from_theory in Python"
+        )
+    made = make(problem, **options)
+    chosen = [
+        name
+        for name, value in given.items()
+        if name not in options and getattr(made, name) not in (value, defaults[name])
+    ]
+    if chosen:
+        raise InputError(f"the theorem chooses {', '.join(chosen)}; leave it out")
+    result: AnyMethod = replace(made, **entry.preset, **given)
+    return result
 
 
 def _smoothness(method: BaseMethod, problem: Problem) -> Smoothness:
@@ -50,6 +101,7 @@ def fedpage(
     *,
     S: int,
     K: int = 10,
+    up: _Codec = IDENTITY,
     epsilon: float | None = None,
     sigma2: float | None = None,
     variant: str = "corrected",
@@ -63,12 +115,17 @@ def fedpage(
         problem: The problem.
         S: Sampled clients.
         K: Local steps.
+        up: The codec of replies, which must be exact or a cast.
         epsilon: The target gradient norm, for b1 and b2.
         sigma2: The variance of rows at a client, for b1 and b2. If None, use all rows.
         variant: "corrected", or "printed" for the paper's steps, which its proofs do
             not cover, and which can diverge at K = 1 (docs/theory.md).
     """
-    method, p = cls(S=S, K=K), S / problem.N
+    method, p = cls(S=S, K=K, up=up), S / problem.N
+    if not method.up.is_cast:
+        raise InputError(
+            f"the theorems of {cls.name} do not cover up={up}; that of pp-marina does"
+        )
     L, N, b1, b2 = _smoothness(method, problem), problem.N, None, None
     if epsilon is not None:
         validate.positive(cls.name, "epsilon", epsilon)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -344,72 +343,25 @@ def build_theory_method(
     Raises:
         InputError: If a step size is given too, or there is no theorem for the method.
     """
-    from fedpage.methods import SCAFFOLD, FedAvg, FedPAGE
-    from fedpage.theory import fedavg_steps, heterogeneity, reference, scaffold_steps
+    from fedpage.methods.from_theory import apply_theorem
+    from fedpage.theory.steps import quoted_step
 
-    method: Any = build_default_method(entry, given, problem)
-    chosen = {"eta", "eta_g", "eta_l", "p"} & set(given)
-    if chosen:
+    method = build_default_method(entry, given, problem)
+    if chosen := {"eta", "eta_g", "eta_l", "p"} & set(given):
         raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
-    if issubclass(entry.cls, FedPAGE):
-        if not method.up.is_cast:
-            raise InputError(
-                f"--steps theory: the theorems of {entry.label} do not cover up={method.up}; "
-                "that of pp-marina does"
-            )
-        tuned = entry.cls.from_theory(problem, S=method.S, K=method.K)
-        return dataclasses.replace(method, eta_g=tuned.eta_g, eta_l=tuned.eta_l, p=tuned.p)
     if find_theorem(entry.cls) is not None:
-        return _apply_theorem(entry, method, given, problem)
-    method.init(np.zeros(problem.d), problem.N)
-    terms: dict[str, Any] = {
-        "L": problem.smoothness().row,
-        "N": problem.N,
-        "S": getattr(method, "S", 1),
-        "convex": problem.convex,
-    }
-    if issubclass(entry.cls, SCAFFOLD):
-        return with_step(method, scaffold_steps(**terms, K=method.K).effective_step)
-    if entry.cls is FedAvg:  # not of its variants: FedProx, momentum, adaptive servers
-        _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-        return with_step(method, fedavg_steps(**terms, K=method.K, B=B).effective_step)
+        mu = problem.alpha * float(problem._scale.min()) if problem.is_strongly_convex else None
+        try:
+            return apply_theorem(entry, method, given, problem, mu)
+        except InputError as error:
+            raise InputError(f"--steps theory: {error}") from None
+    if (step := quoted_step(method, problem)) is not None:
+        return with_step(method, step)
     sizes = sorted(_step_sizes(method) & dataclass_fields(entry.cls).keys())
     raise InputError(
         f"--steps theory: no theorem gives step sizes for {entry.label}; "
         f"give {' and '.join(sizes)}, or use `fedpage tune`"
     )
-
-
-def _apply_theorem(
-    entry: MethodEntry, method: Any, given: Mapping[str, HyperParameter], problem: LinearModel
-) -> AnyMethod:
-    """Call the method's `from_theory` with its hyper-parameters."""
-    known = dataclass_fields(entry.cls)
-    options, missing = {}, []
-    theorem: Any = find_theorem(entry.cls)
-    for name, parameter in list(signature(theorem).parameters.items())[1:]:
-        if name == "mu" and name not in given and problem.is_strongly_convex:
-            options[name] = problem.alpha * float(problem._scale.min())  # of every client
-        elif name in known and name not in ("p", *entry.preset):
-            options[name] = getattr(method, name)
-        elif parameter.default is Parameter.empty:
-            missing.append(name)
-    if missing:
-        convex = "choose --objective logistic-l2 or squares-l2, or " if missing == ["mu"] else ""
-        raise InputError(
-            f"--steps theory: {entry.label} needs {', '.join(missing)}; "
-            f"{convex}call {entry.cls.__name__}.from_theory in Python"
-        )
-    tuned: AnyMethod = theorem(problem, **options)
-    chosen = [
-        name
-        for name, value in given.items()
-        if name not in options and getattr(tuned, name) not in (value, known[name].default)
-    ]
-    if chosen:
-        raise InputError(f"--steps theory chooses {', '.join(chosen)}; leave it out")
-    changed: AnyMethod = dataclasses.replace(tuned, **given)
-    return changed
 
 
 def hyper_words(method: AnyMethod) -> dict[str, str]:

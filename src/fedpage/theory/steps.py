@@ -11,7 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
+from fedpage.core.capabilities import HasConvexity
 from fedpage.core.errors import InputError
+from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
 from fedpage.methods.steps import (
@@ -22,6 +26,7 @@ from fedpage.methods.steps import (
     page_nonconvex,
     page_strongly_convex,
 )
+from fedpage.theory.constants import heterogeneity, reference
 from fedpage.theory.tables import check_number
 
 
@@ -425,3 +430,20 @@ def fedavg_steps(
     """
     _check_constants(N, S, L=L, B=B, eta_g=eta_g)
     return FedAvg(S=S, K=K, eta_g=eta_g).with_step(1 / ((6 if convex else 8) * (1 + B**2) * L))
+
+
+def quoted_step(method: AnyMethod, problem: Problem) -> float | None:
+    """Return the effective step of `scaffold_steps` or `fedavg_steps` on a problem.
+
+    Returns:
+        The step, or None if the method is neither SCAFFOLD nor plain FedAvg.
+    """
+    if not isinstance(method, SCAFFOLD) and type(method) is not FedAvg:  # nor its subclasses
+        return None
+    method.init(np.zeros(problem.d), problem.N)  # checks S
+    L, N, S, K = problem.smoothness().row, problem.N, method.S, method.K
+    is_convex = isinstance(problem, HasConvexity) and problem.convex
+    if isinstance(method, SCAFFOLD):
+        return scaffold_steps(L=L, N=N, S=S, K=K, convex=is_convex).effective_step
+    _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
+    return fedavg_steps(L=L, N=N, S=S, K=K, B=B, convex=is_convex).effective_step
