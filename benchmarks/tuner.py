@@ -24,6 +24,7 @@ import numpy as np
 
 import fedpage as fp
 from fedpage.core.types import Smoothness
+from fedpage.methods.fair import default_method
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
 from fedpage.studies.question import FRESH_SEED, Question, Trials
@@ -266,7 +267,7 @@ def compare(repeats: int, only: str) -> None:
         if isinstance(problem, fp.Quadratic):
             method = entry(S=10).with_step(1 / problem.smoothness().whole)
         else:
-            method = build.build_default_method(entry, {}, problem)
+            method = default_method(entry, {}, problem)
         axes = search_space(method, problem)
         options: dict[str, Any] = {"target": contest.target, "cost": contest.cost, "rounds": 500}
         question = make_question(problem, method, **options)

@@ -12,6 +12,7 @@ import pytest
 
 import fedpage as fp
 from fedpage.cli.compare import CompareConfig
+from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import RunCommand
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.target import Target
@@ -21,7 +22,6 @@ from fedpage.runs.build import build_method
 from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
-    RunConfig,
     setting,
     structure,
     to_table,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import fedpage as fp
+from fedpage.cli.options import RunConfig
 from fedpage.core.columns import is_recorded
 from fedpage.core.errors import InputError
 from fedpage.flower.config import parse_app_config, write_app
-from fedpage.runs.config import RunConfig, structure, to_table
+from fedpage.runs.config import structure, to_table
 
 METHOD = fp.FedPAGE(S=3, K=2)
 LOG_130 = [

@@ -17,6 +17,7 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
 from fedpage.methods import METHODS
+from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
 from fedpage.runs import build
 from fedpage.runs.config import field_values
@@ -87,7 +88,7 @@ def test_natural_bounds_of_the_space(problem):
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_has_a_space_that_starts_from_it(problem, name):
     entry = METHODS[name]
-    method = build.build_default_method(entry, {}, problem)
+    method = default_method(entry, {}, problem)
     space = search_space(method, problem, fixed=list(entry.preset))
     for axis in space.values():
         near = [axis.at(place) for place in axis.neighbours(axis.start)]
@@ -100,7 +101,7 @@ def test_every_method_has_a_space_that_starts_from_it(problem, name):
 
 @pytest.mark.parametrize("name", ["fedpage", "scaffold", "svrp", "fedadam", "feddyn", "cofig"])
 def test_a_given_value_is_never_changed(problem, name):
-    method = build.build_default_method(METHODS[name], {}, problem)
+    method = default_method(METHODS[name], {}, problem)
     for field in dataclasses.fields(method):
         space = search_space(method, problem, fixed=[field.name])
         for axis in space.values():

@@ -34,6 +34,7 @@ from fedpage.cli.options import (
     ForceOption,
     JobsOption,
     ReportOption,
+    RoundsConfig,
     with_config_options,
 )
 from fedpage.cli.output import (
@@ -50,7 +51,7 @@ from fedpage.cli.output import (
 )
 from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
-from fedpage.runs.config import ProblemConfig, RoundsConfig, Settings, setting, to_table
+from fedpage.runs.config import ProblemConfig, Settings, setting, to_table
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod

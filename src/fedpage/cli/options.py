@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,14 +13,46 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from fedpage.core.columns import RecordEvery
-from fedpage.runs.config import (
-    RoundsConfig,
-    dataclass_fields,
-    field_types,
-    structure,
-)
+from fedpage.core.target import Target
+from fedpage.runs.config import dataclass_fields, field_types, setting, structure
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoundsConfig:
+    """Describe how long a run takes and what is recorded of it."""
+
+    rounds: int = setting(2000, "Communication rounds.", at_least=0)
+    record_every: Literal["log"] | int = setting(
+        10, "Rounds between two records; 0: the end only; log: 1, 2, ..., 10, 12, 14, 17, 20, ...",
+        at_least=0,
+    )  # fmt: skip
+    target: Target = field(
+        default=Target(),
+        metadata={"help": "Gradient norm that counts as reached, or column:value (loss:0.2)."},
+    )
+    devices: str | None = setting(
+        None,
+        "Simulate time on datacenter, cross-silo, phones or a CSV file; phones:deadline=10 sets "
+        "an option.",
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig(RoundsConfig):
+    """Describe a run of one method."""
+
+    seed: int = setting(0, "Seed of all random numbers; equal seeds give equal bits.")
+    stop: bool = setting(False, "End the run as soon as the target is reached.")
+    steps: Literal["given", "theory"] = setting(
+        "given", "Step sizes: given, or theory for those of the method's theorem."
+    )
+    aggregation: str = setting(
+        "mean",
+        "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, secure:bound=100, "
+        "or private:clip=0.1,noise=1",
+    )
 
 
 def _data_names() -> list[str]:

@@ -28,6 +28,7 @@ from fedpage.cli.options import (
     FaultsOption,
     ForceOption,
     ReportOption,
+    RunConfig,
     ThreadsOption,
     method_names,
     with_config_options,
@@ -47,7 +48,7 @@ from fedpage.cli.output import (
 )
 from fedpage.cli.run_config import RunCommand, check_no_settings, read_run_command
 from fedpage.core.errors import InputError
-from fedpage.runs.config import MethodConfig, ProblemConfig, RunConfig, to_table
+from fedpage.runs.config import MethodConfig, ProblemConfig, to_table
 
 if TYPE_CHECKING:
     from fedpage.callbacks.base import Callback

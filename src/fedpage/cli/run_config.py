@@ -8,11 +8,11 @@ from pathlib import Path
 
 import typer
 
+from fedpage.cli.options import RunConfig
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
-    RunConfig,
     Settings,
     dataclass_fields,
     structure,

@@ -26,12 +26,13 @@ from fedpage.cli.options import (
     JobsOption,
     MethodArgument,
     ReportOption,
+    RoundsConfig,
     with_config_options,
 )
 from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.core.errors import InputError, short_repr
-from fedpage.runs.config import ProblemConfig, RoundsConfig
+from fedpage.runs.config import ProblemConfig
 
 if TYPE_CHECKING:
     from fedpage.problems import LinearModel
@@ -88,6 +89,7 @@ def tune(
     """
     from fedpage.callbacks.progress import progress_bars
     from fedpage.cli import commands
+    from fedpage.methods.fair import default_method
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
     from fedpage.studies import tune as tuning
@@ -96,7 +98,7 @@ def tune(
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
     problem, objective = build.open_problem(build.record_target(problem, run.target))
-    base = build.build_default_method(entry, given, objective)
+    base = default_method(entry, given, objective)
     values = commands.parse_grid(entry, search or []) or None
     parse_cost(cost)
     check_count("--seeds", seeds)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from statistics import median
 from typing import Any
 
 from fedpage.core.capabilities import measures_step
-from fedpage.core.types import AnyMethod
+from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.registry import MethodEntry
-from fedpage.methods.schedules import with_step
+from fedpage.methods.schedules import effective_step, with_step
 
 
 def fair_batch(M: int, K: int, b3: int = 1) -> int:
@@ -69,3 +72,42 @@ def match_terms(
 def at_step(method: AnyMethod, step: float) -> AnyMethod:
     """Return a method at an effective step, unless it measures its step itself."""
     return method if measures_step(method) else with_step(method, step)
+
+
+def default_method(
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
+) -> AnyMethod:
+    """Return a method with given values, and the paper's terms for the others.
+
+    Args:
+        entry: The method.
+        given: Hyper-parameters that the user has chosen.
+        problem: The problem, whose clients determine S and the minibatches.
+    """
+    K = int(given.get("K") or (1 if entry.hyper_parameters.get("K") == 1 else 10))
+    N, M = problem.N, int(median(problem.sizes))
+    method = match_terms(entry, N=N, M=M, S=min(10, N), K=K, step=0.1)
+    return replace_given(entry, method, given)
+
+
+def replace_given(
+    entry: MethodEntry, method: AnyMethod, given: Mapping[str, HyperParameter]
+) -> AnyMethod:
+    """Replace hyper-parameters of a method, unless the name's preset fixes them.
+
+    Raises:
+        InputError: The preset fixes one of them, or a value is impossible.
+    """
+    entry(**given)  # raises the errors
+    if given.get("epochs") is not None:
+        given = {**given, "K": None}
+    changed: AnyMethod = replace(method, **given)
+    return changed
+
+
+def step_sizes(method: AnyMethod) -> set[str]:
+    """Return the hyper-parameters that set the effective step, such as eta_l or lam."""
+    other = with_step(method, 2 * effective_step(method))
+    names = [field.name for field in fields(method) if field.init]
+    changed = {n for n in names if getattr(other, n) != getattr(method, n)}
+    return changed | {"eta", "eta_g", "eta_l"}

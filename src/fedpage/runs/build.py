@@ -7,22 +7,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from fedpage.core import spec
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.files import import_object
 from fedpage.core.metrics import METRICS, find_quantile
 from fedpage.core.target import Target
-from fedpage.core.types import AnyMethod, HyperParameter, Problem
+from fedpage.core.types import AnyMethod, HyperParameter
 from fedpage.data import Dataset, load
 from fedpage.data.files import table_suffix
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.base import find_theorem
-from fedpage.methods.fair import at_step, match_terms
-from fedpage.methods.schedules import effective_step, with_step
+from fedpage.methods.fair import (
+    at_step,
+    default_method,
+    match_terms,
+    replace_given,
+    step_sizes,
+)
+from fedpage.methods.schedules import with_step
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.losses import REGULARISERS, Reg
 from fedpage.problems.objectives import Objective
@@ -302,37 +306,9 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     entry = find_method(name)
     given = parse_hyper_parameters(entry, settings)
     method = match_terms(entry, N=N, M=M, S=S, K=int(given.get("K") or K), step=step)
-    sizes = _step_sizes(method)
-    method = _replace(entry, method, given)
+    sizes = step_sizes(method)
+    method = replace_given(entry, method, given)
     return method if sizes & given.keys() or not given else at_step(method, step)
-
-
-def build_default_method(
-    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: Problem
-) -> AnyMethod:
-    """Return a method with the given values and, for others, the paper's terms on a problem."""
-    K = int(given.get("K") or (1 if entry.hyper_parameters.get("K") == 1 else 10))
-    N, M = problem.N, int(np.median(problem.sizes))
-    return _replace(entry, match_terms(entry, N=N, M=M, S=min(10, N), K=K, step=0.1), given)
-
-
-def _step_sizes(method: AnyMethod) -> set[str]:
-    """Return the hyper-parameters that set the effective step, such as eta_l, lam or gamma."""
-    other = with_step(method, 2 * effective_step(method))
-    names = dataclass_fields(type(method))
-    changed = {name for name in names if getattr(other, name) != getattr(method, name)}
-    return changed | {"eta", "eta_g", "eta_l"}
-
-
-def _replace(
-    entry: MethodEntry, method: AnyMethod, given: Mapping[str, HyperParameter]
-) -> AnyMethod:
-    """Replace hyper-parameters of a method, but none that the preset of its name fixes."""
-    entry(**given)  # raises an error for those
-    if given.get("epochs") is not None:
-        given = {**given, "K": None}
-    changed: AnyMethod = dataclasses.replace(method, **given)
-    return changed
 
 
 def build_theory_method(
@@ -346,7 +322,7 @@ def build_theory_method(
     from fedpage.methods.from_theory import apply_theorem
     from fedpage.theory.steps import quoted_step
 
-    method = build_default_method(entry, given, problem)
+    method = default_method(entry, given, problem)
     if chosen := {"eta", "eta_g", "eta_l", "p"} & set(given):
         raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
     if find_theorem(entry.cls) is not None:
@@ -357,7 +333,7 @@ def build_theory_method(
             raise InputError(f"--steps theory: {error}") from None
     if (step := quoted_step(method, problem)) is not None:
         return with_step(method, step)
-    sizes = sorted(_step_sizes(method) & dataclass_fields(entry.cls).keys())
+    sizes = sorted(step_sizes(method) & dataclass_fields(entry.cls).keys())
     raise InputError(
         f"--steps theory: no theorem gives step sizes for {entry.label}; "
         f"give {' and '.join(sizes)}, or use `fedpage tune`"

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyArray
@@ -38,18 +36,11 @@ def pack(tree: Mapping[str, object]) -> bytes:
     """
     arrays: list[AnyArray] = []
     outline = json.dumps({"format": _FORMAT, "tree": _take_arrays(tree, arrays)})
+    text = np.frombuffer(outline.encode("utf-8"), dtype=np.uint8)
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, _OUTLINE, np.frombuffer(outline.encode("utf-8"), dtype=np.uint8))
-        for number, array in enumerate(arrays):
-            _add(archive, str(number), array)
+    named: Any = {str(number): np.ascontiguousarray(array) for number, array in enumerate(arrays)}
+    np.savez(buffer, **{_OUTLINE: text, **named})
     return buffer.getvalue()
-
-
-def _add(archive: zipfile.ZipFile, name: str, array: AnyArray) -> None:
-    entry = zipfile.ZipInfo(f"{name}.npy")  # its date is fixed, unlike that of np.savez
-    with archive.open(entry, "w", force_zip64=array.nbytes > 1 << 30) as stream:
-        npy.write_array(stream, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
 
 
 def _take_arrays(value: object, arrays: list[AnyArray]) -> object:

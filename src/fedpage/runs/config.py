@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -142,42 +142,6 @@ class MethodConfig:
     hyper: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RoundsConfig:
-    """Describe how long a run takes and what is recorded of it."""
-
-    rounds: int = setting(2000, "Communication rounds.", at_least=0)
-    record_every: Literal["log"] | int = setting(
-        10, "Rounds between two records; 0: the end only; log: 1, 2, ..., 10, 12, 14, 17, 20, ...",
-        at_least=0,
-    )  # fmt: skip
-    target: Target = field(
-        default=Target(),
-        metadata={"help": "Gradient norm that counts as reached, or column:value (loss:0.2)."},
-    )
-    devices: str | None = setting(
-        None,
-        "Simulate time on datacenter, cross-silo, phones or a CSV file; phones:deadline=10 sets "
-        "an option.",
-    )
-
-
-@dataclass(frozen=True)
-class RunConfig(RoundsConfig):
-    """Describe a run of one method."""
-
-    seed: int = setting(0, "Seed of all random numbers; equal seeds give equal bits.")
-    stop: bool = setting(False, "End the run as soon as the target is reached.")
-    steps: Literal["given", "theory"] = setting(
-        "given", "Step sizes: given, or theory for those of the method's theorem."
-    )
-    aggregation: str = setting(
-        "mean",
-        "How replies are combined: mean, trimmed:share=0.1, clipped:bound=1, secure:bound=100, "
-        "or private:clip=0.1,noise=1",
-    )
-
-
 # --- from tables and words to dataclasses ---------------------------------------------------------
 
 
@@ -260,9 +224,16 @@ def field_values(cls: type[Any], table: object, where: str, *, words: bool = Fal
 
 def to_table(config: object) -> Settings:
     """Convert a dataclass to a table for a TOML file, which `structure` reads, without None."""
-    names = [entry.name for entry in fields(config)]  # type: ignore[arg-type]
-    values = {name: getattr(config, name) for name in names}
-    return {k: to_table(v) if is_dataclass(v) else v for k, v in values.items() if v is not None}
+    return drop_none(asdict(config))  # type: ignore[call-overload]
+
+
+def drop_none(table: Mapping[str, object]) -> Settings:
+    """Return a copy of nested tables without the values that are None."""
+    return {
+        key: drop_none(value) if isinstance(value, Mapping) else value
+        for key, value in table.items()
+        if value is not None
+    }
 
 
 def dataclass_fields(cls: type[Any]) -> dict[str, Field[Any]]:

@@ -20,7 +20,8 @@ from fedpage.core.function_digest import PACKAGE, source_digest
 from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.methods.schedules import Schedule, effective_step, schedules_of
-from fedpage.runs.toml import drop_none, flatten
+from fedpage.runs.config import drop_none
+from fedpage.runs.toml import flatten
 
 _OF_CODECS = ("code.up", "code.down")
 Code: TypeAlias = type | Schedule

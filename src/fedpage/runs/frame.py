@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -112,10 +113,9 @@ class Runs(Sequence[History]):
 
     def _select(self, numbers: Iterable[int]) -> Runs:
         """Return some of the runs, of which there may be none."""
-        chosen = Runs.__new__(Runs)
-        chosen.names, chosen.problems, chosen._histories = [], dict(self.problems), []
-        for number in numbers:
-            chosen._append(self.names[number], self._histories[number])
+        chosen, numbers = copy(self), list(numbers)
+        chosen.names = [self.names[number] for number in numbers]
+        chosen._histories = [self._histories[number] for number in numbers]
         return chosen
 
     def settings(self) -> list[dict[str, object]]:
@@ -182,17 +182,15 @@ class Runs(Sequence[History]):
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the table to a CSV file. Numbers have all their digits, missing cells are empty."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        put(target, self.to_polars().write_csv().encode("utf-8"))
-        return target
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        put(Path(path), self.to_polars().write_csv().encode("utf-8"))
+        return Path(path)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the table to a parquet file."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self.to_polars().write_parquet(target)
-        return target
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.to_polars().write_parquet(path)
+        return Path(path)
 
     def __repr__(self) -> str:
         counts = Counter(history.label for history in self)

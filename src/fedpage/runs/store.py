@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from fedpage.core.errors import InputError, find_memory_error, short_repr
 from fedpage.core.files import put
@@ -18,7 +18,7 @@ from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.config import Settings
-from fedpage.runs.fingerprint import Code, check_same_run, digest, fingerprint
+from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
     HistoryFile,
@@ -30,28 +30,12 @@ from fedpage.runs.history_file import (
 )
 from fedpage.runs.lock import DirectoryLock
 
+if TYPE_CHECKING:
+    from fedpage.engine.loop import Run
+
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
 _LOG = logging.getLogger("fedpage")
-
-
-class StorableRun(Protocol):
-    """The parts of a run that the store needs to begin or resume it."""
-
-    @property
-    def history(self) -> History: ...  # noqa: D102
-
-    @property
-    def code(self) -> Mapping[str, Code]: ...  # noqa: D102
-
-    @property
-    def rounds(self) -> int: ...  # noqa: D102
-
-    @property
-    def rounds_done(self) -> int: ...  # noqa: D102
-
-    def restore(self, snapshot: Snapshot, source: str) -> None:
-        """Return to a snapshot; raise an InputError if it does not fit the run."""
 
 
 class RunStore:
@@ -104,9 +88,8 @@ class RunStore:
         self._file = HistoryFile(self.path / "history.jsonl")
         self._lock = DirectoryLock(self.path)
         self._resume_diverged, self._changeable = resume_diverged, tuple(changeable)
-        self._first_loss: float | None = None
-        self._good_round = 0
         self._fingerprint = ""
+        self._history = History()
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
@@ -142,9 +125,7 @@ class RunStore:
 
     # --- begin and resume -------------------------------------------------------------------------
 
-    def open_run(
-        self, run: StorableRun, *, resume: bool, overwrite: bool = False
-    ) -> History | None:
+    def open_run(self, run: Run, *, resume: bool, overwrite: bool = False) -> History | None:
         """Begin a run, or resume the one in the directory.
 
         Args:
@@ -165,6 +146,7 @@ class RunStore:
                 f"{self.path}: there is a run in it; choose another directory, resume it with "
                 "RunOptions(resume=True), or delete it with RunOptions(overwrite=True)"
             )
+        self._history = run.history
         if not resume or not self.has_run():
             self._begin(run)
             return None
@@ -178,7 +160,7 @@ class RunStore:
             self._inform(f"{self.path}: resuming after round {run.rounds_done}")
         return finished
 
-    def _begin(self, run: StorableRun) -> None:
+    def _begin(self, run: Run) -> None:
         """Delete the run that was here, and write run.toml and the first line of history.jsonl."""
         old = [self.path / "run.toml", self.history_path, model_path(self.history_path)]
         for path in [*old, *self._checkpoints()]:
@@ -200,7 +182,7 @@ class RunStore:
             self.history_path.unlink(missing_ok=True)  # so that the directory can be used again
             raise
 
-    def _resume(self, run: StorableRun) -> History | None:
+    def _resume(self, run: Run) -> History | None:
         """Restore the newest valid checkpoint, or return the history of a run that has ended.
 
         A run that has done all its rounds is resumed if it has more rounds now.
@@ -236,16 +218,15 @@ class RunStore:
             with self._explain_os_errors():
                 toml.write_settings(self.path / "run.toml", table)
         if finished is not None and finished.diverged:
-            self._note_records(finished.rows)
             for path in self._checkpoints():
-                if _round_of(path) > self._good_round:
+                if _round_of(path) > _last_good_round(finished):
                     path.unlink()
         elif finished is not None and run.rounds == done:
             return finished
         self._return_to_checkpoint(run, text)
         return None
 
-    def _check_same_run(self, run: StorableRun) -> Settings:
+    def _check_same_run(self, run: Run) -> Settings:
         """Read run.toml, refuse another run than its own, and warn about other versions.
 
         The number of rounds may differ.
@@ -269,7 +250,7 @@ class RunStore:
                 )
         return table
 
-    def _return_to_checkpoint(self, run: StorableRun, text: bytes) -> None:
+    def _return_to_checkpoint(self, run: Run, text: bytes) -> None:
         """Restore the newest valid checkpoint, or begin the run again if there is none."""
         begin = text.find(b"\n") + 1
         for path in self._checkpoints():
@@ -290,26 +271,12 @@ class RunStore:
         self._warn(f"{self.path}: no checkpoint to resume from; the run begins again")
         self._truncate(run, text[:begin])
 
-    def _truncate(self, run: StorableRun, text: bytes) -> None:
+    def _truncate(self, run: Run, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
         past = History()
         with self._explain_os_errors():
             self._file.cut(text, run.history.meta, past)
         run.history.rows, run.history.events = past.rows, past.events
-        self._note_records(past.rows)
-
-    def _note_records(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Note at which round the loss was last no higher than in the first record."""
-        self._first_loss, self._good_round = None, 0
-        for row in rows:
-            self._note_record(row)
-
-    def _note_record(self, row: Mapping[str, float]) -> None:
-        loss = row.get("loss", 0.0)  # a run without evaluations shows no divergence
-        if self._first_loss is None:
-            self._first_loss = loss
-        if loss <= self._first_loss:
-            self._good_round = int(row["round"])
 
     # --- write ------------------------------------------------------------------------------------
 
@@ -317,7 +284,6 @@ class RunStore:
         """Append a record to history.jsonl."""
         with self._explain_os_errors():
             self._file.append(encode_row(record))
-        self._note_record(record)
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
@@ -355,8 +321,10 @@ class RunStore:
             self._file.sync()  # the checkpoint counts on these records
             put(path, data)
         found = self._checkpoints()
-        good = [old for old in found if _round_of(old) <= self._good_round]
-        kept = found[:_CHECKPOINTS_KEPT] + (good[:1] if self._resume_diverged else [])
+        kept = found[:_CHECKPOINTS_KEPT]
+        if self._resume_diverged:
+            good = _last_good_round(self._history)
+            kept += [old for old in found if _round_of(old) <= good][:1]
         left = path.parent.glob(".*.tmp")  # by a process that was killed
         for old in {*found, *left}.difference(kept):
             old.unlink(missing_ok=True)
@@ -401,6 +369,13 @@ def _list_settings(value: object) -> str:
 
 def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[0])
+
+
+def _last_good_round(history: History) -> int:
+    """Return the last round at which the loss was no higher than in the first record."""
+    losses = [row.get("loss", 0.0) for row in history.rows]  # without losses every round is good
+    good = (row for row, loss in zip(history.rows, losses, strict=True) if loss <= losses[0])
+    return max((int(row["round"]) for row in good), default=0)
 
 
 def _digest_any_rounds(about: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ import tomli_w
 
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
-from fedpage.runs.config import Settings
+from fedpage.runs.config import Settings, drop_none
 
 _FORMAT = 3
 """The layout of run.toml and compare.toml."""
@@ -54,15 +54,6 @@ def dumps(table: Mapping[str, object]) -> str:
     eta_g = 0.1
     """
     return tomli_w.dumps(drop_none(table))
-
-
-def drop_none(table: Mapping[str, object]) -> Settings:
-    """Return a copy of nested tables without the values that are None."""
-    return {
-        key: drop_none(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
-        if value is not None
-    }
 
 
 def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:

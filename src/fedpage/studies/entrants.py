@@ -13,6 +13,7 @@ from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
+from fedpage.methods.fair import default_method
 from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
@@ -129,7 +130,7 @@ def _starts(
 
 def _start(entry: MethodEntry, problem: Problem, codecs: bool) -> AnyMethod:
     """Return a method on the paper's equal terms, with codecs if they are wanted."""
-    method = build.build_default_method(entry, {}, problem)
+    method = default_method(entry, {}, problem)
     if codecs:
         for name, choices in (("up", UP), ("down", DOWN)):
             method = _with_first(method, name, choices, entry)
