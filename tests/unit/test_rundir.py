@@ -22,7 +22,6 @@ from fedpage.engine.loop import Interrupted
 from fedpage.engine.simulate import prepare
 from fedpage.runs import checkpoint, store, toml
 from fedpage.runs.fingerprint import code_digest, method_digest
-from fedpage.runs.history_file import HistoryFile
 from fedpage.runs.spec import RunSpec
 from fedpage.runs.store import RunStore
 
@@ -114,7 +113,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
 
     for name in ("fsync", "replace", "truncate"):
         monkeypatch.setattr(os, name, kill_at(getattr(os, name)))
-    append = HistoryFile.append
+    append = RunStore._append
 
     def append_a_part(self, entry):
         calls["left"] -= 1
@@ -123,7 +122,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
             raise Killed
         append(self, entry)
 
-    monkeypatch.setattr(HistoryFile, "append", append_a_part)
+    monkeypatch.setattr(RunStore, "_append", append_a_part)
     kills = 0
     for moment in range(1, 1000):
         out = tmp_path / str(moment)

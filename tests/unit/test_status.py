@@ -10,8 +10,9 @@ import pytest
 
 import fedpage as fp
 from fedpage.callbacks import checkpointing
+from fedpage.callbacks.progress import Pace
 from fedpage.report.watch import FollowedRun, RunState
-from fedpage.runs.status import Pace, RunStatus, read_status
+from fedpage.runs.status import RunStatus, read_status
 
 
 def small_run(folder, rounds=30, **options):

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 
 from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo, Stopped
+from fedpage.callbacks.progress import Pace
 from fedpage.core.columns import is_recorded
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import History
-from fedpage.runs.history_file import HistoryMark
-from fedpage.runs.status import Pace, RunStatus, write_status
-from fedpage.runs.store import RunStore
+from fedpage.runs.status import RunStatus, write_status
+from fedpage.runs.store import HistoryMark, RunStore
 
 _STATUS_SECONDS = 1.0
 """The least time between two writes of status.json."""

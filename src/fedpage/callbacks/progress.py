@@ -1,10 +1,11 @@
-"""A progress bar over the rounds of a run."""
+"""A progress bar over the rounds of a run, and the time that a round takes."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpage.callbacks.base import Callback, RoundEnd, RunInfo
@@ -66,6 +67,25 @@ class Progress(Callback):
         if self._given is None and self._bars is not None:
             self._bars.stop()
             self._bars = self._task = None
+
+
+class Pace:
+    """Measure the time of a round over the last 20 rounds, evaluations included.
+
+    Args:
+        round: The number of rounds done at the start.
+        clock: Returns seconds; replaced in tests.
+    """
+
+    def __init__(self, round: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._observed = deque([(clock(), round)], maxlen=21)
+
+    def observe(self, round: int) -> float:
+        """Note the number of rounds done now; return the seconds of a round, or 0 if unknown."""
+        self._observed.append((self._clock(), round))
+        (t0, r0), (t1, r1) = self._observed[0], self._observed[-1]
+        return (t1 - t0) / (r1 - r0) if r1 > r0 else 0.0
 
 
 def progress_bars() -> Bars:

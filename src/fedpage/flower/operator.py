@@ -10,14 +10,14 @@ from pathlib import Path
 
 from fedpage.callbacks.base import Callback, Event, RoundEnd, RunInfo
 from fedpage.callbacks.best_model import Best
-from fedpage.callbacks.progress import summarise_record
+from fedpage.callbacks.progress import Pace, summarise_record
 from fedpage.callbacks.trackers import TensorBoard, Track, Tracker, WandB, make_tracker
 from fedpage.core.columns import explain_epsilon
 from fedpage.core.errors import InputError
 from fedpage.core.types import Problem, StopReason, Vector
 from fedpage.flower.config import AppConfig
 from fedpage.report.summary import format_bytes, format_duration
-from fedpage.runs.status import Pace, RunStatus, write_status
+from fedpage.runs.status import RunStatus, write_status
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")

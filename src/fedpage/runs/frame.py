@@ -189,7 +189,7 @@ class Runs(Sequence[History]):
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write the table to a parquet file."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.to_polars().write_parquet(path)
+        self.to_polars().write_parquet(Path(path))
         return Path(path)
 
     def __repr__(self) -> str:

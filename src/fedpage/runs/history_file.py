@@ -11,10 +11,9 @@ import hashlib
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -73,9 +72,9 @@ class HistoryEnd(msgspec.Struct):
 def write_history(history: History, path: Path) -> None:
     """Write a history as JSON lines, and its model beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = _header(history.meta, is_whole=True)
-    body = b"".join(map(_line, [*map(encode_row, history.rows), *history.events]))
-    end = _end_line(history, path, header, hashlib.sha256(body))
+    header = header_line(history.meta, is_whole=True)
+    body = b"".join(map(encode_line, [*map(encode_row, history.rows), *history.events]))
+    end = end_line(history, path, header, hashlib.sha256(body))
     put(path, header + body + end)
 
 
@@ -93,17 +92,18 @@ def _encode(value: float) -> float | str:
     return value if isinstance(value, int) or math.isfinite(value) else repr(value)
 
 
-def _line(entry: Mapping[str, object]) -> bytes:
+def encode_line(entry: Mapping[str, object]) -> bytes:
+    """Return the line of a record or an event."""
     return json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
 
 
-def _header(meta: Mapping[str, object], *, is_whole: bool = False) -> bytes:
+def header_line(meta: Mapping[str, object], *, is_whole: bool = False) -> bytes:
     """Return the first line; `is_whole` promises that the file has its last line too."""
     whole = {"whole": True} if is_whole else {}
     return json.dumps({"format": _FORMAT, **whole, "meta": meta}).encode("utf-8") + b"\n"
 
 
-def _end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -> bytes:
+def end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -> bytes:
     """Write the model beside `path`, and return the last line."""
     model, target = None, model_path(path)
     if history.x is None:
@@ -228,98 +228,18 @@ def read_model(path: Path, digest: str) -> Model:
         return np.asarray(arrays["x"])
 
 
-# --- the file of a run ----------------------------------------------------------------------------
+def renew_header(line: bytes, meta: Meta) -> bytes:
+    """Return the first line of a run that is resumed, with its number of rounds now.
 
-
-class HistoryMark(NamedTuple):
-    """The size in bytes and the SHA-256 of a part of history.jsonl, from the second line on.
-
-    The first line is left out because an extension replaces it.
+    The stored provenance is kept, with the versions that the run began with. If the line is damaged
+    or belongs to another run, the provenance is `meta`.
     """
-
-    size: int
-    checksum: str
-
-
-class HistoryFile:
-    """Append the lines of a run to its history.jsonl, and cut it back to a checkpoint.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stream: io.FileIO | None = None
-        self._header, self._body, self._size = b"", hashlib.sha256(), 0
-
-    def create(self, meta: Meta) -> None:
-        """Write a file with a first line only, and open it."""
-        put(self.path, _header(meta))
-        self._open(_header(meta), b"")
-
-    def cut(self, text: bytes, meta: Meta, history: History) -> None:
-        """Cut the file back to its first lines, read them, and open it.
-
-        The first line is written again if it is damaged, belongs to another run, or has another
-        number of rounds.
-
-        Args:
-            text: The lines to keep.
-            meta: The run's provenance.
-            history: An empty history, which gets the records and events of these lines.
-        """
-        old, _, body = text.partition(b"\n")
-        try:
-            stored = msgspec.json.decode(old, type=_Header).meta
-        except (UnicodeDecodeError, msgspec.MsgspecError):
-            stored = {}
-        kept = stored if _identity(stored) == _identity(meta) else meta
-        header = _header({**kept, "rounds": meta["rounds"]})
-        if header == old + b"\n":
-            os.truncate(self.path, len(text))
-        else:
-            put(self.path, header + body)
-        # While the run goes on, its file has no end and no model.
-        model_path(self.path).unlink(missing_ok=True)
-        self._open(header, body)
-        parse_lines(history, (header + body).decode("utf-8"), self.path)
-
-    def _open(self, header: bytes, body: bytes) -> None:
-        self._stream = open(self.path, "ab", buffering=0)  # noqa: SIM115 - see close
-        self._header, self._body, self._size = header, hashlib.sha256(body), len(body)
-
-    def append(self, entry: Mapping[str, object]) -> None:
-        """Append a line."""
-        line = _line(entry)
-        self._write(line)
-        self._body.update(line)
-        self._size += len(line)
-
-    def append_end(self, history: History) -> None:
-        """Write the model, append the last line, and wait until both are on the disk."""
-        self._write(_end_line(history, self.path, self._header, self._body))
-        self.sync()
-
-    def _write(self, line: bytes) -> None:
-        assert self._stream is not None
-        done = 0
-        while done < len(line):
-            done += self._stream.write(line[done:])
-
-    def sync(self) -> None:
-        """Wait until the lines are on the disk."""
-        assert self._stream is not None
-        os.fsync(self._stream.fileno())
-
-    def mark(self) -> HistoryMark:
-        """Return how much is written."""
-        return HistoryMark(self._size, self._body.hexdigest())
-
-    def close(self) -> None:
-        """Close the file if it is open."""
-        if self._stream is not None:
-            self._stream.close()
+    try:
+        stored = msgspec.json.decode(line, type=_Header).meta
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        stored = {}
+    kept = stored if _identity(stored) == _identity(meta) else meta
+    return header_line({**kept, "rounds": meta["rounds"]})
 
 
 def _identity(meta: Meta) -> str:

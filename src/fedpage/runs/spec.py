@@ -152,8 +152,8 @@ def start_of(problem: Problem, x0: object = None) -> Vector:
         if start.dtype.kind not in "fiu":
             raise ValueError
         start = start.astype(dtype)
+        if start.shape != (d,) or not np.isfinite(start).all():
+            raise ValueError
+        return start
     except (TypeError, ValueError):
-        raise InputError(f"x0 must be {d} finite numbers, not {type(x0).__name__}") from None
-    if start.shape != (d,) or not np.isfinite(start).all():
-        raise InputError(f"x0 must be {d} finite numbers, not {short_repr(x0)}")
-    return start
+        raise InputError(f"x0 must be {d} finite numbers, not {short_repr(x0)}") from None

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,25 +60,6 @@ class RunStatus:
         if not self.seconds_per_round or not self.rounds:
             return math.nan
         return (self.rounds - self.round) * self.seconds_per_round
-
-
-class Pace:
-    """Measure the time of a round over the last 20 rounds, evaluations included.
-
-    Args:
-        round: The number of rounds done at the start.
-        clock: Returns seconds; replaced in tests.
-    """
-
-    def __init__(self, round: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._observed = deque([(clock(), round)], maxlen=21)
-
-    def observe(self, round: int) -> float:
-        """Note the number of rounds done now; return the seconds of a round, or 0 if unknown."""
-        self._observed.append((self._clock(), round))
-        (t0, r0), (t1, r1) = self._observed[0], self._observed[-1]
-        return (t1 - t0) / (r1 - r0) if r1 > r0 else 0.0
 
 
 def write_status(folder: Path, status: RunStatus) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from fedpage.core.errors import InputError, find_memory_error, short_repr
 from fedpage.core.files import put
@@ -21,12 +22,14 @@ from fedpage.runs.config import Settings
 from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
-    HistoryFile,
-    HistoryMark,
+    encode_line,
     encode_row,
+    end_line,
+    header_line,
     model_path,
     parse_lines,
     read_model,
+    renew_header,
 )
 from fedpage.runs.lock import DirectoryLock
 
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
 _CHECKPOINT_NAME = re.compile(r"(\d{9,})-([0-9a-f]{16})\.npz\Z")
 _CHECKPOINTS_KEPT = 2
 _LOG = logging.getLogger("fedpage")
+
+HistoryMark: TypeAlias = tuple[int, str]
+"""The size and the SHA-256 of a part of history.jsonl, without the first line.
+
+An extension of the run replaces the first line."""
 
 
 class RunStore:
@@ -85,7 +93,10 @@ class RunStore:
         """How to continue the run after an interruption."""
         self._warn = _LOG.warning if notify is None else notify
         self._inform = _LOG.info if notify is None else notify
-        self._file = HistoryFile(self.path / "history.jsonl")
+        self.history_path = self.path / "history.jsonl"
+        """The file of the records."""
+        self._stream: io.FileIO | None = None
+        self._header, self._body, self._size = b"", hashlib.sha256(), 0
         self._lock = DirectoryLock(self.path)
         self._resume_diverged, self._changeable = resume_diverged, tuple(changeable)
         self._fingerprint = ""
@@ -107,17 +118,13 @@ class RunStore:
         error: BaseException | None = None,
         trace: object = None,
     ) -> None:
-        self._file.close()
+        if self._stream is not None:
+            self._stream.close()
         self._lock.__exit__()
         if (cause := find_memory_error(error)) is not None:
             detail = f" ({cause})" if str(cause) else ""
             advice = f"; {self._safe_up_to}" if self.has_run() else ""
             raise MemoryError(f"not enough memory{detail}{advice}") from error
-
-    @property
-    def history_path(self) -> Path:
-        """The file of the records."""
-        return self._file.path
 
     def has_run(self) -> bool:
         """Return True if there is a run in the directory."""
@@ -176,7 +183,8 @@ class RunStore:
         }
         try:
             with self._explain_os_errors():
-                self._file.create(meta)
+                put(self.history_path, header_line(meta))
+                self._open_history(header_line(meta), b"")
                 toml.write_settings(self.path / "run.toml", table)
         except OSError:
             self.history_path.unlink(missing_ok=True)  # so that the directory can be used again
@@ -218,8 +226,9 @@ class RunStore:
             with self._explain_os_errors():
                 toml.write_settings(self.path / "run.toml", table)
         if finished is not None and finished.diverged:
+            good = _last_good_round(finished)
             for path in self._checkpoints():
-                if _round_of(path) > _last_good_round(finished):
+                if _round_of(path) > good:
                     path.unlink()
         elif finished is not None and run.rounds == done:
             return finished
@@ -273,31 +282,62 @@ class RunStore:
 
     def _truncate(self, run: Run, text: bytes) -> None:
         """Cut history.jsonl, and the run's history, to the records before a checkpoint."""
-        past = History()
+        old, _, body = text.partition(b"\n")
+        header = renew_header(old, run.history.meta)
         with self._explain_os_errors():
-            self._file.cut(text, run.history.meta, past)
+            if header == old + b"\n":
+                os.truncate(self.history_path, len(text))
+            else:
+                put(self.history_path, header + body)
+            # While the run goes on, its file has no end and no model.
+            model_path(self.history_path).unlink(missing_ok=True)
+            self._open_history(header, body)
+        past = History()
+        parse_lines(past, (header + body).decode("utf-8"), self.history_path)
         run.history.rows, run.history.events = past.rows, past.events
+
+    def _open_history(self, header: bytes, body: bytes) -> None:
+        """Open history.jsonl, which has these lines, to append to it."""
+        self._stream = open(self.history_path, "ab", buffering=0)  # noqa: SIM115 - see __exit__
+        self._header, self._body, self._size = header, hashlib.sha256(body), len(body)
 
     # --- write ------------------------------------------------------------------------------------
 
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        with self._explain_os_errors():
-            self._file.append(encode_row(record))
+        self._append(encode_row(record))
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
+        self._append({"event": kind, "round": round, "text": text})
+
+    def _append(self, entry: Mapping[str, object]) -> None:
+        line = encode_line(entry)
         with self._explain_os_errors():
-            self._file.append({"event": kind, "round": round, "text": text})
+            self._write(line)
+        self._body.update(line)
+        self._size += len(line)
+
+    def _write(self, line: bytes) -> None:
+        assert self._stream is not None
+        done = 0
+        while done < len(line):
+            done += self._stream.write(line[done:])
+
+    def _sync(self) -> None:
+        """Wait until the lines of history.jsonl are on the disk."""
+        assert self._stream is not None
+        os.fsync(self._stream.fileno())
 
     def write_end(self, history: History) -> None:
         """Write the last model beside history.jsonl, and append the end of the run to it."""
         with self._explain_os_errors():
-            self._file.append_end(history)
+            self._write(end_line(history, self.history_path, self._header, self._body))
+            self._sync()
 
     def mark(self) -> HistoryMark:
         """Return how much of history.jsonl is written, for a checkpoint that is written later."""
-        return self._file.mark()
+        return self._size, self._body.hexdigest()
 
     def write_checkpoint(
         self, round: int, snapshot: Snapshot, mark: HistoryMark | None = None
@@ -318,7 +358,7 @@ class RunStore:
         name = f"{round:09d}-{hashlib.sha256(data).hexdigest()[:16]}.npz"
         path = self.path / "checkpoints" / name
         with self._explain_os_errors():
-            self._file.sync()  # the checkpoint counts on these records
+            self._sync()  # the checkpoint counts on these records
             put(path, data)
         found = self._checkpoints()
         kept = found[:_CHECKPOINTS_KEPT]
