@@ -51,10 +51,10 @@ from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.simulate import prepare
 from fedpage.engine.transport import RoundFailed
 from fedpage.methods import SCAFFOLD, FedAvg
+from fedpage.methods.registry import describe_method
 from fedpage.problems import Quadratic
 from fedpage.runs import checkpoint, toml
 from fedpage.runs.config import structure
-from fedpage.runs.fingerprint import describe_method
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec
 from fedpage.runs.store import RunStore

@@ -17,7 +17,7 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
-from fedpage.runs.fingerprint import describe_method
+from fedpage.methods.registry import describe_method
 from fedpage.studies import race as racing
 from fedpage.studies.entrants import list_entrants
 from fedpage.studies.question import Question, Trials, parse_budget, resolve_target

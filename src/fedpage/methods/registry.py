@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import TypeVar
 
+from fedpage.codecs import Codec
+from fedpage.core.capabilities import measures_step
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.optimizers import Optimizer
 from fedpage.core.spec import Registry
 from fedpage.core.types import AnyMethod, HyperParameter
+from fedpage.methods import schedules
 
 M = TypeVar("M", bound=type[AnyMethod])
 
@@ -107,3 +111,21 @@ def register(
         return cls
 
     return decorate
+
+
+def describe_method(method: AnyMethod) -> dict[str, object]:
+    """Return a method's name, hyper-parameters and effective step, as plain values.
+
+    The step is None if the method measures it in the run. If the method has schedules,
+    it is the step at their largest values.
+    """
+    names = [field.name for field in fields(method)] if is_dataclass(method) else []
+    values = {name: getattr(method, name) for name in names}
+    texts = (Codec, Optimizer, schedules.Schedule)
+    step = None if measures_step(method) else schedules.effective_step(method)
+    return {
+        "name": method.name,
+        "class": type(method).__name__,
+        **{name: str(v) if isinstance(v, texts) else v for name, v in values.items()},
+        "effective_step": step,
+    }

@@ -29,7 +29,6 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.target import Target
 
 T = TypeVar("T")
 Settings: TypeAlias = dict[str, Any]

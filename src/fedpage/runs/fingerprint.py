@@ -7,19 +7,17 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TypeAlias
 
 from fedpage._version import __version__
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core.capabilities import measures_step
 from fedpage.core.columns import RecordEvery, check_record_every
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import PACKAGE, source_digest
-from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import AnyMethod, Vector
-from fedpage.methods.schedules import Schedule, effective_step, schedules_of
+from fedpage.methods.registry import describe_method
+from fedpage.methods.schedules import Schedule, schedules_of
 from fedpage.runs.config import drop_none
 from fedpage.runs.toml import flatten
 
@@ -64,23 +62,6 @@ def describe_run(
         "x0": describe_start(x0),
         "stop": stop,
         "versions": versions(),
-    }
-
-
-def describe_method(method: AnyMethod) -> dict[str, object]:
-    """Return the name, hyper-parameters and effective step of a method, as plain values.
-
-    The step is None if the method measures it in the run, and that of the largest values if it has
-    schedules.
-    """
-    names = [field.name for field in fields(method)] if is_dataclass(method) else []
-    values = {name: getattr(method, name) for name in names}
-    texts = (Codec, Optimizer, Schedule)
-    return {
-        "name": method.name,
-        "class": type(method).__name__,
-        **{name: str(v) if isinstance(v, texts) else v for name, v in values.items()},
-        "effective_step": None if measures_step(method) else effective_step(method),
     }
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from fedpage.core.columns import list_axes
 from fedpage.core.types import Problem
 from fedpage.engine.stopping import Stop
+from fedpage.methods.registry import describe_method
 from fedpage.report import page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
 from fedpage.report.titles import by_method
-from fedpage.runs.fingerprint import describe_method
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
 from fedpage.studies.choice import Choice

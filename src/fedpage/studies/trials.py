@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedpage.methods.registry import describe_method
 from fedpage.runs.fingerprint import (
     Code,
-    describe_method,
     digest,
     method_code,
     method_digest,

@@ -15,7 +15,8 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
 from fedpage.core.target import Target
-from fedpage.runs.fingerprint import describe_method, digest, method_digest, result_key
+from fedpage.methods.registry import describe_method
+from fedpage.runs.fingerprint import digest, method_digest, result_key
 from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.question import FRESH_SEED, Question, Trials, describe_problem
