@@ -256,6 +256,26 @@ def test_the_best_setting_of_each_method(load):
         assert best <= max(every[2:])
 
 
+def test_a_best_setting_is_in_every_name_and_at_an_edge_it_is_said(load):
+    best = "best = true\nwhere = { step = [0.1, 0.3] }\n"
+    text = TEXT.replace('panels = ["problem", "step"]', 'panels = "problem"\n' + best)
+    study = load(text + "[[tables]]\n" + best).run()
+    (figure,) = study.figures().values()
+    for panel, comparison in zip(figure.panels, study.comparisons().values(), strict=True):
+        assert list(panel.curves) == list(comparison.costs)  # one setting has one name
+        assert all(re.search(r"step=0\.[13]", label) for label in panel.curves)
+        assert any("K=" in label for label in panel.curves)
+        edges = comparison.table().notes[-1]
+        assert "edge" in edges
+        assert all(label in edges for label in comparison.costs)
+    inside = load(text.replace("step = [0.1, 0.3]\n", "step = [0.0001, 0.1, 100]\n")
+                  .replace(", K = [2, 4]", "").replace(best, "best = true\nmethods = ['fedpage']\n")
+                  + "[[tables]]\nbest = true\nmethods = ['fedpage']\n")  # fmt: skip
+    for comparison in inside.run().comparisons().values():
+        assert list(comparison.costs) == ["FedPAGE (step=0.1)"]
+        assert not any("edge" in note for note in comparison.table().notes)
+
+
 def test_claims_are_judged(load):
     claim = '[[claims]]\ntext = "t"\nkind = "faster"\ncurves = ["SCAFFOLD"]\n'
     (verdict,) = load(TEXT + claim).run().verdicts()

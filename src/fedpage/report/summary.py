@@ -138,8 +138,10 @@ def summarise(
             SummaryRow(
                 method=label,
                 step=_step_of(runs[0]),
-                value=median(lambda run: _last(run, goal.column)),
-                loss=median(lambda run: _last(run, "loss") if "loss" in run.columns else math.nan),
+                value=median(lambda run: end_value(run, goal.column)),
+                loss=median(
+                    lambda run: end_value(run, "loss") if "loss" in run.columns else math.nan
+                ),
                 rounds=median(lambda run: run.cost_to(goal, "round")),
                 cost=median(lambda run: run.cost_to(goal, cost)),
                 total_bytes=median(lambda run: run.cost_to(goal, "bytes")),
@@ -186,7 +188,7 @@ def held_value(run: History, column: str) -> float:
     return float(last.min() if run.higher_is_better(column) else last.max())
 
 
-def _last(run: History, column: str) -> float:
+def end_value(run: History, column: str) -> float:
     """Return the value of the newest record of all clients; NaN if there is none."""
     values = run[column][run.complete()]
     return float(values[-1]) if len(values) else math.nan

@@ -43,12 +43,14 @@ class Comparison:
         goal: What was to be reached, such as "gradient norm 0.01".
         cost: The cost.
         title: What the runs are about, for the caption.
+        remarks: Further notes of the table.
     """
 
     costs: Mapping[str, Mapping[int, float]]
     goal: str
     cost: Cost
     title: str = ""
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def judgements(self) -> dict[str, CostSample]:
@@ -132,7 +134,9 @@ class Comparison:
         ]
         caption = f"{self.noun.capitalize()} to {self.goal}, medians over {self.seeds} seeds."
         caption = f"{self.title}: {caption}" if self.title else caption
-        return Table(tuple(columns), tuple(rows), caption, self._notes(), tuple(groups))
+        return Table(
+            tuple(columns), tuple(rows), caption, (*self._notes(), *self.remarks), tuple(groups)
+        )
 
     def _ratio_cells(self, name: str) -> tuple[Cell, ...]:
         """Return the ratio to the best, its interval and its p-value."""

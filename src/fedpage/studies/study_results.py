@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedpage.core.columns import Cost
 from fedpage.core.target import Target
 from fedpage.report.plots import FigureRuns
+from fedpage.report.summary import end_value
 from fedpage.report.titles import describe_runs
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.history import History
 from fedpage.studies.claims import Panel
 from fedpage.studies.comparison import Comparison
+from fedpage.studies.statistics import CostSample
 from fedpage.studies.study_file import (
     FigureConfig,
     Selection,
@@ -71,18 +75,14 @@ class StudyResults:
         groups: dict[tuple[object, ...], list[Curve]] = {}
         for curve in self._select(figure, self.config.target, self.config.cost):
             groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
+        shown = _shown_names(groups.values(), self._grids(figure), names)
+        several = any(len({curve.problem for curve in curves}) > 1 for curves in groups.values())
         panels = []
         for values, curves in groups.items():
             known = {name: v for name, v in zip(names, values, strict=True) if v is not None}
             title = ", ".join(self._axis_title(name, value) for name, value in known.items())
-            labels = _label_curves(curves, names)
             drawn = {
-                label: [
-                    self.runs[key]
-                    for seed in self.config.seed_list
-                    if (key := key_of(curve, seed)) in self.runs
-                ]
-                for label, curve in labels.items()
+                _label(curve, shown, several=several): self._runs_of(curve) for curve in curves
             }
             if any(drawn.values()):
                 panels.append(Panel(title, drawn, known))
@@ -112,15 +112,40 @@ class StudyResults:
         found = [curve for curve in self.curves if is_about(part, curve)]
         if not part.best:
             return found
-        best: dict[tuple[str, str], tuple[tuple[float, ...], Curve]] = {}
+        best: dict[tuple[str, str], tuple[tuple[object, ...], Curve]] = {}
         for curve in found:
             costs = self._costs(curve, target, cost)
             if costs:
-                order = _median_order(list(costs.values()))
+                order = (*CostSample(tuple(costs.values())).order, self._end(curve, target))
                 place = (curve.problem, curve.method)
                 if place not in best or order < best[place][0]:
                     best[place] = (order, curve)
         return [curve for _, curve in best.values()]
+
+    def _end(self, curve: Curve, target: Target) -> float:
+        """Return the median value at the end, less if better; it decides between equal costs."""
+        ends = []
+        for run in self._runs_of(curve):
+            sign = -1.0 if run.higher_is_better(target.column) else 1.0
+            value = sign * end_value(run, target.column) if run.progress()[-1] else math.nan
+            ends.append(math.inf if math.isnan(value) else value)
+        return float(np.median(ends))
+
+    def _runs_of(self, curve: Curve) -> list[History]:
+        """Return the finished runs of a curve, in the order of the seeds."""
+        keys = (key_of(curve, seed) for seed in self.config.seed_list)
+        return [self.runs[key] for key in keys if key in self.runs]
+
+    def _grids(self, part: Selection) -> dict[tuple[str, str], dict[str, list[Any]]]:
+        """Return the values among which `best` chooses, by problem, method and grid."""
+        found: dict[tuple[str, str], dict[str, list[Any]]] = {}
+        for curve in self.curves:
+            if part.best and is_about(part, curve):
+                own = found.setdefault((curve.problem, curve.method), {})
+                for name, value in curve.setting.items():
+                    if value not in own.setdefault(name, []):
+                        own[name].append(value)
+        return found
 
     def _costs(self, curve: Curve, target: Target, cost: str) -> dict[int, float]:
         """Return the cost of each seed to the target."""
@@ -137,10 +162,13 @@ class StudyResults:
         found = {}
         for number, part in enumerate(parts, start=1):
             target, cost = part.target or self.config.target, part.cost or self.config.cost
-            curves = self._select(part, target, cost)
-            for problem in dict.fromkeys(curve.problem for curve in curves):
-                own = [curve for curve in curves if curve.problem == problem]
-                labels = _label_curves(own, ["problem"])
+            groups: dict[str, list[Curve]] = {}
+            for curve in self._select(part, target, cost):
+                groups.setdefault(curve.problem, []).append(curve)
+            grids = self._grids(part)
+            shown = _shown_names(groups.values(), grids, ["problem"])
+            for problem, curves in groups.items():
+                labels = {_label(curve, shown): curve for curve in curves}
                 costs = {
                     label: paid
                     for label, curve in labels.items()
@@ -151,7 +179,8 @@ class StudyResults:
                 title = part.title or self.problems[problem].title
                 stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
                 name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
-                found[name] = Comparison(costs, target.title, Cost.parse(cost), title)
+                notes = _edge_notes(labels, grids)
+                found[name] = Comparison(costs, target.title, Cost.parse(cost), title, notes)
         return found
 
 
@@ -173,29 +202,45 @@ def is_about(part: Selection, curve: Curve) -> bool:
     )
 
 
-def _median_order(costs: Sequence[float]) -> tuple[float, ...]:
-    """Order settings by their median cost, then by the seeds that did not reach the target."""
-    ranked = sorted(costs)
-    return ranked[len(ranked) // 2], sum(map(math.isinf, costs)), ranked[0]
+def _shown_names(
+    groups: Iterable[Sequence[Curve]],
+    grids: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]],
+    panels: Sequence[str],
+) -> list[str]:
+    """Return the grids that labels name: those that vary in a panel, or among which `best` chose.
+
+    All panels of a figure and all tables share them, so that one setting has one label.
+    """
+    found: dict[str, None] = {}
+    for curves in groups:
+        for name in dict.fromkeys(name for curve in curves for name in curve.setting):
+            if len({format_value(curve.setting.get(name)) for curve in curves}) > 1:
+                found[name] = None
+    for grid in grids.values():
+        found |= dict.fromkeys(name for name, values in grid.items() if len(values) > 1)
+    return [name for name in found if name not in panels]
 
 
-def _label_curves(curves: Sequence[Curve], panels: Sequence[str]) -> dict[str, Curve]:
-    """Label the curves of a panel by method and by what else tells them apart."""
-    several = len({curve.problem for curve in curves}) > 1
-    names = {
-        name: None
-        for curve in curves
-        for name in curve.setting
-        if name not in panels and _varies(curves, name)
-    }
-    found = {}
-    for curve in curves:
-        shown = {name: curve.setting[name] for name in names if name in curve.setting}
-        words = [curve.problem] if several else []
-        words += [describe_setting(shown)] if shown else []
-        found[f"{curve.label} ({', '.join(words)})" if words else curve.label] = curve
-    return found
+def _label(curve: Curve, names: Sequence[str], *, several: bool = False) -> str:
+    """Return the label of a curve with its values of these grids, and its problem if `several`."""
+    shown = {name: value for name, value in curve.setting.items() if name in names}
+    words = [curve.problem] * several + [describe_setting(shown)] * bool(shown)
+    return f"{curve.label} ({', '.join(words)})" if words else curve.label
 
 
-def _varies(curves: Sequence[Curve], name: str) -> bool:
-    return len({format_value(curve.setting.get(name)) for curve in curves}) > 1
+def _edge_notes(
+    labels: Mapping[str, Curve], grids: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]]
+) -> tuple[str, ...]:
+    """Say which of the best settings are the least or the largest value of their grids."""
+    edges = []
+    for label, curve in labels.items():
+        for name, values in grids.get((curve.problem, curve.method), {}).items():
+            numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+            if len(numbers) < max(2, len(values)):
+                continue
+            for edge, value in (("least", min(numbers)), ("largest", max(numbers))):
+                if curve.setting[name] == value:
+                    edges.append(f"{label} has the {edge} {name}")
+    if not edges:
+        return ()
+    return (f"At the edge of a grid: {'; '.join(edges)}. Better values may lie beyond.",)
