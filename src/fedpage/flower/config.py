@@ -127,7 +127,7 @@ class AppConfig:
         """The metrics to record, in the order in which evaluation replies carry their values."""
         config = ProblemConfig(metrics=self.metrics)
         targets = [target.column for target in self._targets]
-        for column in (*targets, self.monitor, self.best):
+        for column in filter(None, (*targets, self.monitor, self.best)):
             config = build.record_target(config, Target(column, 1.0))
         return tuple(name.strip() for name in config.metrics.split(",") if name.strip())
 
