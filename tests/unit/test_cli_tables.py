@@ -11,9 +11,9 @@ import pytest
 
 import fedpage as fp
 from fedpage.callbacks.checkpointing import request_interrupt
-from fedpage.cli import commands
-from fedpage.cli.choose import _print_deployment, make_app_config
-from fedpage.cli.common import problem_options
+from fedpage.cli.choose import _write_app, make_app_config
+from fedpage.cli.options import RunConfig
+from fedpage.cli.run_config import write_run_command
 from fedpage.core.errors import InputError
 from fedpage.core.target import Target
 from fedpage.runs import build, toml
@@ -207,7 +207,7 @@ def test_a_table_without_standardised_columns_gets_a_hint(run, patients, step):
     assert "try --standardise" not in run(*words[:-2], "--target", "loss:0.694")[1]
 
 
-# --- commands that are printed --------------------------------------------------------------------
+# --- settings that are written --------------------------------------------------------------------
 
 EVERY = ProblemConfig(
     data="patients.csv", label="outcome", client_column="hospital", standardise=True,
@@ -217,18 +217,18 @@ EVERY = ProblemConfig(
 )  # fmt: skip
 
 
-def test_a_printed_command_has_every_option_of_its_problem(run, patients, tmp_path):
+def test_a_file_for_config_has_every_setting_of_its_problem(run, patients, tmp_path):
     unset = [f.name for f in fields(EVERY) if getattr(EVERY, f.name) == f.default]
     assert unset == ["clients"]  # a partition by ids has no number of clients
-    options = problem_options(EVERY)
-    command = commands.command_line("fedavg", fp.FedAvg(S=2), options | {"--rounds": "2"})
+    command = write_run_command(
+        tmp_path / "a b.toml", "fedavg", fp.FedAvg(S=2), EVERY, RunConfig(rounds=2)
+    )
     assert run(*shlex.split(command)[1:], "--out", "again")[0] == 0
     again = structure(ProblemConfig, stored(tmp_path / "again" / "run.toml"), "run.toml")
     assert again == replace(EVERY, data=str(patients))
     about = fp.History.load(tmp_path / "again" / "history.jsonl").meta["problem"]
     assert "intercept" not in about
     assert (about["alpha"], about["weights"]) == (0.5, "size")
-    assert problem_options(replace(EVERY, intercept=True))["--intercept"] == ""
 
 
 def test_a_target_on_held_out_rows_records_its_metric():
@@ -249,10 +249,10 @@ def test_a_flower_app_says_what_it_leaves_out(patients, monkeypatch, capsys):
     config = make_app_config(settled, choice, problem.N)
     assert (config.clients, config.objective, config.label) == (5, "logistic", "outcome")
     assert (config.data, config.partition) == ("", "blocks")
-    _print_deployment(settled, choice, problem, None)
+    _write_app(settled, choice, problem, patients.parent / "app")
     assert "leaves out --client-column, --held-out, the intercept" in capsys.readouterr().out
     named, census = build.open_problem(ProblemConfig("census:rows=200", clients=20))
-    _print_deployment(named, choice, census, None)
+    _write_app(named, choice, census, patients.parent / "app")
     assert "leaves out" not in capsys.readouterr().out
 
 

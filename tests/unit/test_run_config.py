@@ -58,19 +58,19 @@ def test_a_file_of_ones_own_has_hyper_parameters_beside_the_name(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--set", "ronds=3"], "--set ronds: there is no such setting; did you mean 'rounds'?"),
-        (["--set", "rn.rounds=3"], "--set rn.rounds: there is no such setting"),
+        (["--set", "ronds=3"], "did you mean 'rounds'?"),
+        (["--set", "rn.rounds=3"], "there is no such setting"),
         (["--set", "run.ronds=3"], "own.toml with --set, [run]: unknown key 'ronds'; did you mean"),
-        (["--set", "rounds"], "--set 'rounds': expected KEY=VALUE, such as rounds=4000"),
+        (["--set", "rounds"], "expected KEY=VALUE"),
         (["--set", "rounds=x"], "[run]: rounds must be a whole number of at least 0, not 'x'"),
-        (["--set", "run.rounds.x=3"], "--set run.rounds.x: rounds is a value, not a table"),
+        (["--set", "run.rounds.x=3"], "rounds is a value, not a table"),
         (["--set", "method.Q=1"], "FedPAGE: unknown key 'Q'"),
         (["--set", "method.name=fedavgg"], "unknown method 'fedavgg': did you mean 'fedavg'?"),
-        (["--rounds", "5"], "--rounds: cannot be given with --config; use --set rounds=VALUE"),
-        (["--S", "5"], "--S: cannot be given with --config; use --set S=VALUE"),
-        (["--eta-g=5"], "--eta-g=5: cannot be given with --config; use --set eta_g=VALUE"),
-        (["--faults", "f.toml"], "--faults: cannot be given with --config"),
-        (["fedavg"], "--config names the method; leave out the argument, or use --set method.name"),
+        (["--rounds", "5"], "--rounds cannot be given with --config"),
+        (["--S", "5"], "--S cannot be given with --config"),
+        (["--eta-g=5"], "--eta-g=5 cannot be given with --config"),
+        (["--faults", "f.toml"], "--faults cannot be given with --config"),
+        (["fedavg"], "fedavg cannot be given with --config"),
     ],
 )
 def test_what_does_not_fit_is_refused(refused, tmp_path, words, what):

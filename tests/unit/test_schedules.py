@@ -8,7 +8,6 @@ import math
 import pytest
 
 import fedpage as fp
-from fedpage.cli.commands import describe_in_text
 from fedpage.core.errors import InputError
 from fedpage.methods.schedules import (
     Constant,
@@ -24,8 +23,8 @@ from fedpage.methods.schedules import (
     with_step,
 )
 from fedpage.report.methods import scheduled
-from fedpage.runs.build import build_fair_method, hyper_words
 from fedpage.runs.build import build_method as build
+from fedpage.runs.build import hyper_words
 from fedpage.runs.config import MethodConfig
 
 OWN = """
@@ -207,8 +206,6 @@ def test_a_resume_with_other_code_of_the_schedule_is_refused(own, tmp_path):
 def test_every_writing_of_a_method_reads_back():
     method = fp.FedAvg(S=3, K=2, eta_l=Warmup(3, Cosine(0.1, 7)), eta_g=Step(1.0, 5))
     assert build(MethodConfig("fedavg", hyper_words(method))) == method
-    text = describe_in_text("fedavg", method)
-    assert build_fair_method(text, N=8, M=25, S=3, K=2, step=0.1) == method
 
 
 def test_provenance_shows_the_schedule(tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import shlex
 import time
 from typing import Any, ClassVar
 
@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 
 import fedpage as fp
-from fedpage.cli import commands
+from fedpage.cli.run_config import read_run_command
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
 from fedpage.methods import METHODS
 from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
-from fedpage.runs import build
-from fedpage.runs.config import field_values
 from fedpage.studies import trials as trial_files
 from fedpage.studies.question import FRESH_SEED, Question, SearchEnded, Trials, run_trial
 from fedpage.studies.search import Search
@@ -448,7 +446,7 @@ def test_the_picture_has_a_panel_for_each_axis(problem, tmp_path):
 SMALL = ("--data", "census:rows=500", "--clients", "50")
 
 
-def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
+def test_tune_writes_a_file_that_repeats_its_runs(run, tmp_path):
     words: tuple[str, ...] = ("tune", "fedpage", *SMALL, "--S", "5", "--target", "0.04")
     words += ("--rounds", "300")
     words += ("--seeds", "2", "--fresh", "3", "--cost", "clients", "--out", "tuned")
@@ -465,37 +463,25 @@ def test_tune_prints_a_command_that_repeats_the_judgement(run, tmp_path):
     assert "the winner is enclosed" in out
     assert "Given: S = 5 (default 10)" in out
     assert (tmp_path / "tuned" / "search.png").stat().st_size > 5000
-    (line,) = [line for line in out.splitlines() if line.startswith("Repeat the judgement: ")]
-    command = shlex.split(line.removeprefix("Repeat the judgement: fedpage "))
-    code, again, err = run(*command)
-    assert code == 0, err
-    assert f"  FedPAGE: {number}\n" in again
-    (line,) = [line for line in out.splitlines() if line.startswith("Run it: ")]
-    assert run(*shlex.split(line.removeprefix("Run it: fedpage ")))[0] == 0
+    assert "Run it: fedpage run --config tuned/run.toml\n" in out
+    costs = []
+    for seed in (10_000, 10_001, 10_002):
+        command = ("run", "--config", "tuned/run.toml", "--set", f"seed={seed}", "--json")
+        costs.append(json.loads(run(*command)[1])["runs"][0]["cost_to_target"])
+    assert all(np.isfinite(costs))
     code, out, _ = run(*words)
     assert "0 runs, and" in out
 
 
-def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(run):
-    words: tuple[str, ...] = (
-        "tune",
-        "page",
-        *SMALL,
-        "--S",
-        "5",
-        "--target",
-        "accuracy:0.76212345",
-        "--seeds",
-        "1",
-    )
-    words += ("--fresh", "2", "--rounds", "200", "--search", "step=0.5,1,2")
-    words += ("--objective", "logistic-l2", "--alpha", "0.1234567")
-    code, out, err = run(*words)
+def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(run, tmp_path):
+    words: tuple[str, ...] = ("tune", "page", *SMALL, "--S", "5", "--seeds", "1", "--fresh", "2")
+    words += ("--target", "accuracy:0.76212345", "--rounds", "200", "--search", "step=0.5,1,2")
+    words += ("--objective", "logistic-l2", "--alpha", "0.1234567", "--out", "tuned")
+    code, _, err = run(*words)
     assert code == 0, err
-    (line,) = [line for line in out.splitlines() if line.startswith("Repeat the judgement: ")]
-    command = shlex.split(line)
-    assert command[command.index("--target") + 1] == "accuracy:0.76212345"
-    assert command[command.index("--alpha") + 1] == "0.1234567"
+    command = read_run_command(tmp_path / "tuned" / "run.toml", [])
+    assert str(command.run.target) == "accuracy:0.76212345"
+    assert command.problem.alpha == 0.1234567
 
 
 def test_tune_on_the_command_line_searches_all_that_is_not_given(run, tmp_path):
@@ -511,18 +497,6 @@ def test_tune_on_the_command_line_searches_all_that_is_not_given(run, tmp_path):
     assert code == 0, err
     assert "at an end of the fixed grid (step = 0.02)" in out
     assert "fresh seeds:" not in out
-    assert "Repeat" not in out
-
-
-def test_command_lines_say_everything_that_differs_from_the_defaults():
-    line = commands.command_line("fedpage", fp.FedPAGE(S=3, eta_g=0.25, b3=None), {"--data": "a9a"})
-    assert line == "fedpage run fedpage --data a9a --S 3 --eta-g 0.25 --b3 all"
-    words = {"S": "3", "eta_g": "0.25", "b3": "all"}
-    again = field_values(fp.FedPAGE, words, "test", words=True)
-    assert fp.FedPAGE(**again) == fp.FedPAGE(S=3, eta_g=0.25, b3=None)
-    method = fp.PPMARINA(S=3, eta_g=0.1 + 0.2, p=None, up="randk:0.25")
-    text = commands.describe_in_text("pp-marina", method)
-    assert build.build_fair_method(text, N=50, M=10, S=10, K=10, step=0.1) == method
 
 
 def test_a_search_needs_a_candidate(problem):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,15 +11,20 @@ from fedpage.cli.common import (
     check_count,
     check_target,
     continues,
-    device_options,
     parse_cost,
     prepare_out,
-    problem_options,
     read_devices,
 )
-from fedpage.cli.options import DevicesOption, ForceOption, ReportOption, with_config_options
-from fedpage.cli.output import Document, console, print_problem, with_json
+from fedpage.cli.options import (
+    DevicesOption,
+    ForceOption,
+    ReportOption,
+    RunConfig,
+    with_config_options,
+)
+from fedpage.cli.output import Document, console, print_problem, print_table, with_json
 from fedpage.cli.plan import LinkConfig
+from fedpage.cli.run_config import write_run_command
 from fedpage.core.errors import InputError
 from fedpage.core.target import Target
 from fedpage.runs.config import ProblemConfig
@@ -83,7 +84,9 @@ def choose(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Directory for report, Flower app and trials; a race in it is continued."
+            "--out",
+            help="Directory for the trials, the report, the run's settings and a Flower "
+            "app; a search in it is continued (default runs/choose, without a report).",
         ),
     ] = None,
     report: ReportOption = None,
@@ -117,13 +120,12 @@ def choose(
         raise InputError(f"--methods {methods!r}: no method is named; give at least one")
     for name in names or ():
         build.find_method(name)
-    is_continued = out is not None and (out / "trials.jsonl").exists()
-    prepare_out(out, force or is_continued, report)
+    place = Path("runs/choose") if out is None else out
+    prepare_out(place, force or (place / "trials.jsonl").exists(), report)
     from fedpage.callbacks.progress import progress_bars
 
     print_problem(problem, objective)
-    lock = nullcontext() if out is None else DirectoryLock(out)
-    with lock, continues(out), progress_bars() as bars:
+    with DirectoryLock(place), continues(place), progress_bars() as bars:
         task = bars.add_task("race", total=None)
 
         def progress(done: int, total: int, note: str) -> None:
@@ -133,16 +135,23 @@ def choose(
             objective, target=goal, cost=cost, budget=budget, methods=names,
             stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
             jobs=jobs or os.cpu_count() or 1, costs=link.costs(), devices=read_devices(devices),
-            store=None if out is None else out / "trials.jsonl", progress=progress,
+            store=place / "trials.jsonl", progress=progress,
         )  # fmt: skip
     _print_choice(choice)
-    command, repeat = _write_commands(problem, choice)
-    print(f"Run it:\n  {command}")
-    print(f"Repeat the judgement:\n  {repeat}")
+    chosen = choice.recommended
+    settings = RunConfig(
+        rounds=2 * chosen.rounds,
+        record_every=choice.question.record_every,
+        target=goal,
+        devices=devices,
+        stop=True,
+    )
+    command = write_run_command(place / "run.toml", chosen.name, chosen.method, problem, settings)
+    print(f"Run it: {command}")
     if "@" in str(problem.objective):
-        print("Deploy it (docs/deploy.md): an app has a loss of your own as module:function.")
+        print("Deploy it (docs/deploy.md): an app takes a loss of your own as module:function.")
     else:
-        _print_deployment(problem, choice, objective, out)
+        _write_app(problem, choice, objective, place / "app")
     pages = [path for path in (report, None if out is None else out / "report.html") if path]
     if pages:
         from fedpage.studies.choice_page import run_finalists, write_page
@@ -171,77 +180,47 @@ def choose(
         "left_out": choice.left_out,
         "reason": choice.reason,
         "command": command,
-        "repeat": repeat,
-        "out": out,
+        "out": place,
     }
 
 
 def _print_choice(choice: Choice) -> None:
     """Print the ranking, who left the race, and the recommendation."""
-    from rich.table import Table
+    from dataclasses import replace
+
+    from fedpage.report.tables import Table
 
     head, rows = choice.rows()
-    table = Table(title=choice.title, title_justify="left")
-    for heading in head:
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(*row)
-    screen = console()
-    screen.print(table)
+    table = replace(Table.of_texts(head, rows), caption=choice.title)
+    print_table(table, wrapped=head)
     for line in (*choice.departures(), choice.effort, f"Recommended: {choice.reason}"):
-        screen.print(line, markup=False)
-
-
-def _write_commands(problem: ProblemConfig, choice: Choice) -> tuple[str, str]:
-    """Write the command that runs the recommended method, and the one that repeats its judgement.
-
-    The second prints the same median, interval and count of seeds.
-    """
-    from fedpage.cli import commands
-
-    question, chosen = choice.question, choice.recommended
-    about = problem_options(problem) | {
-        "--rounds": str(chosen.rounds),
-        "--record-every": str(question.record_every),
-        "--target": shlex.quote(str(question.target)),
-    }
-    about |= device_options(question.devices)
-    seeds = {
-        "--methods": shlex.quote(commands.describe_in_text(chosen.name, chosen.method)),
-        "--cost": shlex.quote(question.cost.name),
-        "--seed": str(choice.fresh[0]),
-        "--seeds": str(len(choice.fresh)),
-    }
-    repeat = " ".join(["fedpage compare", *commands.join_options(about | seeds)])
-    return commands.command_line(chosen.name, chosen.method, about), repeat
-
-
-def _print_deployment(
-    problem: ProblemConfig, choice: Choice, objective: LinearModel, out: Path | None
-) -> None:
-    """Write the Flower app into `out`, or its configuration as a command, and say what it lacks."""
-    config = make_app_config(problem, choice, objective.N)
-    if out is None:
-        words = " ".join(f"{key}={json.dumps(value)}" for key, value in _given(config).items())
-        print(f"Deploy it (docs/deploy.md):\n  flwr run app fl --run-config {shlex.quote(words)}")
-    else:
-        from fedpage.flower.config import write_app
-
-        place = out / "app"
-        place.mkdir(exist_ok=True)
-        (place / "pyproject.toml").write_text(write_app(config), encoding="utf-8")
-        print(f"Deploy it (docs/deploy.md):\n  flwr run {place} fl")
-    lacking = [option for option in problem_options(problem) if option in _NOT_IN_APP]
-    lacking += ["the intercept"] if objective.intercept else []
-    if lacking:
-        print(f"The app leaves out {', '.join(lacking)}: prepare each node's file accordingly.")
+        console().print(line, markup=False)
 
 
 _NOT_IN_APP = (
-    "--client-column", "--standardise", "--missing", "--drop", "--categorical", "--min-rows",
-    "--held-out", "--held-out-by",
+    "client_column", "standardise", "missing", "drop", "categorical", "min_rows", "held_out",
+    "held_out_by",
 )  # fmt: skip
-"""Options of a problem that a Flower app does not have: a node reads its own file of numbers."""
+"""Settings of a problem that a Flower app does not have: a node reads its own file of numbers."""
+
+
+def _write_app(problem: ProblemConfig, choice: Choice, objective: LinearModel, place: Path) -> None:
+    """Write a Flower app that runs the recommended method, and say what it lacks."""
+    from fedpage.flower.config import write_app
+
+    place.mkdir(exist_ok=True)
+    text = write_app(make_app_config(problem, choice, objective.N))
+    (place / "pyproject.toml").write_text(text, encoding="utf-8")
+    print(f"Deploy it (docs/deploy.md): flwr run {place} fl")
+    default = ProblemConfig()
+    lacking = [
+        f"--{name.replace('_', '-')}"
+        for name in _NOT_IN_APP
+        if getattr(problem, name) != getattr(default, name)
+    ]
+    lacking += ["the intercept"] if objective.intercept else []
+    if lacking:
+        print(f"The app leaves out {', '.join(lacking)}: prepare each node's file accordingly.")
 
 
 def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig:
@@ -272,14 +251,3 @@ def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig
         label=problem.label or "",
         partition_seed=problem.partition_seed,
     )
-
-
-def _given(config: AppConfig) -> dict[str, object]:
-    """Return the keys of an app's configuration that differ from the defaults, and the data."""
-    values = {entry.name: getattr(config, entry.name) for entry in fields(config)}
-    defaults = {entry.name: entry.default for entry in fields(config)}
-    return {
-        name.replace("_", "-"): value
-        for name, value in values.items()
-        if name in ("method", "data", "objective") or value != defaults[name]
-    }

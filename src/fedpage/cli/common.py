@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -196,55 +195,6 @@ def read_devices(text: str | None) -> Devices | None:
     from fedpage.engine.devices import Devices
 
     return None if text is None else Devices.from_text(text)
-
-
-def device_options(devices: Devices | None) -> dict[str, str]:
-    """Return the option that describes devices, if there are any."""
-    return {} if devices is None else {"--devices": shlex.quote(devices.text)}
-
-
-def problem_options(problem: ProblemConfig) -> dict[str, str]:
-    """Return the options that describe a problem, where they are not defaults.
-
-    A flag has the value "".
-    """
-    return config_options(problem, ("data", "clients", "objective", "partition"))
-
-
-def config_options(config: object, always: Sequence[str] = ()) -> dict[str, str]:
-    """Return the options that a configuration stands for, where they are not defaults.
-
-    Args:
-        config: A dataclass whose fields are options of a command.
-        always: Fields to return even where they have their defaults.
-
-    Returns:
-        Options and their values, quoted for a shell; a flag has the value "".
-    """
-    options = {}
-    for name, entry in dataclass_fields(type(config)).items():
-        value, option = getattr(config, name), name.replace("_", "-")
-        if value is None or (name not in always and value == entry.default):
-            continue
-        if isinstance(value, bool):
-            options[f"--{option}" if value else f"--no-{option}"] = ""
-        else:
-            options[f"--{option}"] = shlex.quote(str(value))
-    return options
-
-
-def repeat_command(words: str, *options: Mapping[str, str], has_faults: bool = False) -> str:
-    """Write the command that repeats a run or a comparison.
-
-    Args:
-        words: The command, such as "fedpage compare".
-        options: Its options.
-        has_faults: Whether it was given a file of faults, whose name is not stored.
-    """
-    from fedpage.cli.commands import join_options
-
-    every = [word for table in options for word in join_options(table)]
-    return " ".join([words, *every, *(["--faults FILE"] if has_faults else [])])
 
 
 def check_target(problem: Problem, target: Target) -> None:

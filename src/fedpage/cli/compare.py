@@ -14,14 +14,11 @@ from fedpage.cli.common import (
     check_runs,
     check_table,
     check_target,
-    config_options,
     explain_os_errors,
     handle_signals,
     parse_cost,
     prepare_out,
-    problem_options,
     read_devices,
-    repeat_command,
     unused_path,
     with_absolute_paths,
 )
@@ -261,10 +258,6 @@ def _report(
     title = f"{describe_problem(problem.describe())}, step {config.step:g}"
     write_reports(
         runs, out, title, config.target, report, cost, comparison,
-        command=repeat_command(
-            "fedpage compare", problem_options(settled), config_options(config),
-            has_faults=command.faults is not None,
-        ),
         folders=[out / "runs" / name for name in run_names(methods, seeds)],
     )  # fmt: skip
     if figure is not None:

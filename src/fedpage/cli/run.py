@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,13 +14,10 @@ from fedpage.cli.common import (
     absolute_devices,
     absolute_path,
     check_target,
-    config_options,
     handle_signals,
     prepare_out,
-    problem_options,
     read_devices,
     read_hyper_parameters,
-    repeat_command,
     with_absolute_paths,
 )
 from fedpage.cli.options import (
@@ -153,7 +150,6 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
     Raises:
         InputError: something does not exist or does not fit; nothing has been written yet.
     """
-    from fedpage.cli import commands
     from fedpage.engine.aggregation import Aggregation
     from fedpage.engine.faults import parse
     from fedpage.engine.simulate import prepare
@@ -175,7 +171,8 @@ def prepare_run(command: RunCommand, threads: int, faults_source: str) -> tuple[
         entry = build.find_method(command.method.name)
         given = build.parse_hyper_parameters(entry, command.method.hyper)
         method = build.build_theory_method(entry, given, problem)
-        print(f"Steps from theory: {commands.command_line(command.method.name, method, {})}")
+        sizes = (f"{key}={word}" for key, word in build.hyper_words(method).items())
+        print(f"Steps from theory: {command.method.name} with {', '.join(sizes)}")
     faults, policy = (None, None)
     if command.faults is not None:
         faults, policy = parse(command.faults, faults_source)
@@ -241,11 +238,7 @@ def execute(
     if out or report:
         about = history.meta["problem"]
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
-        hyper = {f"--{k.replace('_', '-')}": quote(v) for k, v in command.method.hyper.items()}
-        repeat = repeat_command(
-            f"fedpage run {quote(command.method.name)}", problem_options(command.problem),
-            config_options(command.run), hyper, has_faults=command.faults is not None,
-        )  # fmt: skip
+        repeat = "" if out is None else shlex.join(["fedpage", "run", "--config", str(out)])
         write_reports([history], out, title, command.run.target, report, command=repeat)
     document = describe_runs([history], command.run.target)
     document |= {"events": history.events, "out": out}

@@ -1,13 +1,16 @@
-"""Read the settings of `fedpage run` from a file: --config and --set."""
+"""Files with the settings of a run, which `fedpage run --config` takes."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+from fedpage.cli.common import absolute_devices, absolute_path, with_absolute_paths
 from fedpage.cli.options import RunConfig
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs.config import (
@@ -15,10 +18,18 @@ from fedpage.runs.config import (
     ProblemConfig,
     Settings,
     dataclass_fields,
+    drop_none,
     structure,
+    to_table,
 )
 
+if TYPE_CHECKING:
+    from fedpage.core.types import AnyMethod
+
 _TABLES = ("method", "problem", "run", "faults")
+_OWNERS = dict.fromkeys(dataclass_fields(ProblemConfig), "problem")
+_OWNERS |= dict.fromkeys(dataclass_fields(RunConfig), "run")
+"""The table of each setting that --set may name without its table."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,13 @@ class RunCommand:
 
 
 def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
-    """Read what `fedpage run` was given from a run.toml, or from a file with the same tables.
+    """Read the settings of a run from a run.toml, or from a file with the same tables.
 
     Args:
         path: The file, or the directory of a run. The tables [method], [problem], [run] and
             [faults] are below [command], as in run.toml, or at the top. [method] has the name, and
             hyper-parameters beside it or in [method.hyper].
-        changes: What --set was given, such as "run.rounds=4000" or "rounds=4000".
+        changes: The values of --set, such as "run.rounds=4000", "rounds=4000" or "S=20".
 
     Returns:
         The command; it is not checked that data and method exist.
@@ -62,83 +73,69 @@ def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
     for name in ("method", "problem", "run"):
         if not isinstance(table.setdefault(name, {}), dict):
             raise InputError(f"{path}: {name} must be a table, [{name}]")
-    source = str(path)
-    for change in changes:
-        _change(table, change)
-        source = f"{path} with --set"
-    table["method"] = _sort_hyper_parameters(table["method"], source)
-    return structure(RunCommand, table, source)
-
-
-def _sort_hyper_parameters(method: Settings, source: str) -> Settings:
-    """Move hyper-parameters into [method.hyper], as words, which MethodConfig has."""
-    hyper = method.get("hyper", {})
+    source = f"{path} with --set" if changes else str(path)
+    name = table["method"].pop("name", None)
+    hyper = table["method"].pop("hyper", {})
     if not isinstance(hyper, Mapping):
         raise InputError(f"{source}: method.hyper must be a table, [method.hyper]")
-    beside = {key: value for key, value in method.items() if key not in ("name", "hyper")}
-    words = {key: _word(value) for key, value in {**hyper, **beside}.items()}
-    return {key: method[key] for key in method if key == "name"} | {"hyper": words}
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _change(table: Settings, change: str) -> None:
-    """Set a key of the settings to a value that is written as in TOML."""
-    key, equals, text = change.partition("=")
-    key = key.strip()
-    if not equals or not key or not all(key.split(".")):
-        raise InputError(f"--set {change!r}: expected KEY=VALUE, such as rounds=4000")
-    *tables, name = _full_key(key, table).split(".")
-    place = table
-    for part in tables:
-        inner = place.setdefault(part, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"--set {key}: {part} is a value, not a table")
-        place = inner
-    place[name.replace("-", "_")] = _parse_value(text.strip())
-
-
-def _full_key(key: str, table: Settings) -> str:
-    """Return a key with the table that it belongs to; `rounds` stands for `run.rounds`."""
-    first, dot, rest = key.partition(".")
-    if first in _TABLES:
-        in_hyper = first == "method" and dot and rest.partition(".")[0] not in ("name", "hyper")
-        return f"method.hyper.{rest}" if in_hyper else key
-    owners = {
-        name: owner
-        for owner, cls in (("problem", ProblemConfig), ("run", RunConfig))
-        for name in dataclass_fields(cls)
+    table["method"] = {"name": name, "hyper": {**hyper, **table["method"]}}
+    toml.apply_changes(table, [_full_key(change, name) for change in changes])
+    words = {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in table["method"]["hyper"].items()
     }
-    name = first.replace("-", "_")
-    if name in owners:
-        return f"{owners[name]}.{name}{dot}{rest}"
-    hyper = _hyper_parameters(table)
-    matches = [each for each in hyper if each.lower() == name.lower()]
-    if matches and not dot:
-        return f"method.hyper.{matches[0]}"
-    hint = did_you_mean(name, [*owners, *hyper, *_TABLES]) or " for example rounds or method.name"
-    raise InputError(f"--set {key}: there is no such setting;{hint}")
+    table["method"] = {**table["method"], "hyper": words}
+    return structure(RunCommand, drop_none(table), source)
 
 
-def _hyper_parameters(table: Settings) -> list[str]:
-    """Return the hyper-parameters of the method that the settings name."""
+def _full_key(change: str, method: object) -> str:
+    """Add the table to a change of --set: `rounds=5` is about run.rounds, `S=5` about the method.
+
+    Raises:
+        InputError: There is no such setting.
+    """
     from fedpage.runs.build import find_method
 
-    name = table["method"].get("name")
-    return list(dataclass_fields(find_method(name).cls)) if isinstance(name, str) else []
+    key, equals, value = change.partition("=")
+    first, dot, rest = key.strip().replace("-", "_").partition(".")
+    if first == "method" and rest.partition(".")[0] not in ("", "name", "hyper"):
+        return f"method.hyper.{rest}{equals}{value}"
+    if first in _TABLES or not (first and equals):
+        return change
+    if first in _OWNERS:
+        return f"{_OWNERS[first]}.{first}{dot}{rest}={value}"
+    hyper = dataclass_fields(find_method(method).cls) if isinstance(method, str) else {}
+    for name in hyper:
+        if name.lower() == first.lower() and not dot:
+            return f"method.hyper.{name}={value}"
+    hint = did_you_mean(first, [*_OWNERS, *hyper, *_TABLES]) or " for example rounds or method.name"
+    raise InputError(f"--set {change}: there is no such setting;{hint}")
 
 
-def _parse_value(text: str) -> object:
-    """Parse a value of TOML; other words are text, so that data=a9a needs no quotes."""
-    from fedpage.runs import toml
+def write_run_command(
+    path: Path, name: str, method: AnyMethod, problem: ProblemConfig, run: RunConfig
+) -> str:
+    """Write a file for `fedpage run --config`.
 
-    try:
-        table = toml.loads(f"value = {text}", "")
-    except InputError:
-        return text
-    return table["value"] if set(table) == {"value"} else text
+    Args:
+        path: The file.
+        name: The method's name on the command line.
+        method: The method.
+        problem: The problem.
+        run: The other settings.
+
+    Returns:
+        The command that takes the file.
+    """
+    from fedpage.runs import build, toml
+
+    command = RunCommand(
+        MethodConfig(absolute_path(name, "@"), build.hyper_words(method)),
+        with_absolute_paths(problem),
+        replace(run, devices=absolute_devices(run.devices)),
+    )
+    path.write_text(toml.dumps(to_table(command)), encoding="utf-8")
+    return shlex.join(["fedpage", "run", "--config", str(path)])
 
 
 def check_no_settings(context: typer.Context) -> None:
@@ -147,22 +144,14 @@ def check_no_settings(context: typer.Context) -> None:
     Raises:
         InputError: One is given; --set changes a setting of the file.
     """
-    settings = {*dataclass_fields(ProblemConfig), *dataclass_fields(RunConfig), "faults"}
-    words = list(context.args)
+    given = [word for word in context.args if word.startswith("-")]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
-            continue
-        if name == "method" and context.params[name].startswith("-"):
-            words.append(context.params[name])  # a hyper-parameter, which is no option to click
-        elif name == "method":
-            raise InputError(
-                "--config names the method; leave out the argument, or use --set method.name=NAME"
-            )
-        elif name in settings:
-            words.append(parameter.opts[0])
-    given = [word for word in words if word.startswith("-")] or words
+        if source is not None and source.name == "COMMANDLINE":
+            given += [parameter.opts[0]] if name in (*_OWNERS, "faults") else []
+            given += [context.params[name]] if name == "method" else []
     if given:
-        name = given[0].lstrip("-").partition("=")[0].replace("-", "_")
-        raise InputError(f"{given[0]}: cannot be given with --config; use --set {name}=VALUE")
+        raise InputError(
+            f"{given[0]} cannot be given with --config; change a setting with --set KEY=VALUE"
+        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,8 @@ from fedpage.cli.common import (
     check_runs,
     check_target,
     continues,
-    device_options,
     parse_cost,
     prepare_out,
-    problem_options,
     read_devices,
     read_hyper_parameters,
 )
@@ -27,14 +26,18 @@ from fedpage.cli.options import (
     MethodArgument,
     ReportOption,
     RoundsConfig,
+    RunConfig,
     with_config_options,
 )
 from fedpage.cli.output import Document, console, print_problem, with_json
 from fedpage.cli.plan import LinkConfig
-from fedpage.core.errors import InputError, short_repr
-from fedpage.runs.config import ProblemConfig
+from fedpage.cli.run_config import write_run_command
+from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values
 
 if TYPE_CHECKING:
+    from fedpage.core.types import HyperParameter
+    from fedpage.methods import MethodEntry
     from fedpage.problems import LinearModel
     from fedpage.studies.tune import Tuning
 
@@ -88,7 +91,6 @@ def tune(
     may cost as much as --rounds rounds of the method.
     """
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.cli import commands
     from fedpage.methods.fair import default_method
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
@@ -99,7 +101,7 @@ def tune(
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
     problem, objective = build.open_problem(build.record_target(problem, run.target))
     base = default_method(entry, given, objective)
-    values = commands.parse_grid(entry, search or []) or None
+    values = _parse_grid(entry, search or []) or None
     parse_cost(cost)
     check_count("--seeds", seeds)
     check_count("--fresh", fresh)
@@ -132,14 +134,14 @@ def tune(
             store=out / "trials.jsonl", progress=progress, budget=seconds, devices=devices,
         )  # fmt: skip
     _print_result(found, out)
-    if found.judged is not None and not found.question.cost.is_estimated:
-        text = commands.describe_in_text(method, found.method, list(entry.preset))
-        print(f"Repeat the judgement: {_repeat_command(text, found, problem)}")
-    command = commands.command_line(
-        method,
-        found.method,
-        problem_options(problem) | {"--rounds": str(found.rounds)} | device_options(devices),
+    settings = RunConfig(
+        rounds=2 * found.rounds,
+        record_every=every,
+        target=target,
+        devices=None if devices is None else devices.text,
+        stop=True,
     )
+    command = write_run_command(out / "run.toml", method, found.method, problem, settings)
     print(f"Run it: {command}")
     if report:
         _write_report(report, objective, found, out / "search.svg", command)
@@ -157,22 +159,47 @@ def tune(
     }
 
 
-def _repeat_command(text: str, found: Tuning, problem: ProblemConfig) -> str:
-    """Return the `fedpage compare` command that runs the winner on the same fresh seeds."""
-    from fedpage.cli.commands import join_options
+def _parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
+    """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
 
-    question = found.question
-    options = problem_options(problem) | {
-        "--methods": shlex.quote(text),
-        "--seed": str(found.fresh[0]),
-        "--seeds": str(len(found.fresh)),
-        "--rounds": str(found.rounds),
-        "--record-every": str(question.record_every),
-        "--target": shlex.quote(str(question.target)),
-        "--cost": shlex.quote(question.cost.name),
-    }
-    options |= device_options(question.devices)
-    return " ".join(["fedpage compare", *join_options(options)])
+    "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too. A
+    name without values has an empty list.
+
+    Raises:
+        InputError: a name is unknown, or a value is not of its type.
+    """
+    grid: dict[str, list[HyperParameter]] = {}
+    for text in searches:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name or (equals and not values.strip()):
+            raise InputError(f"--search {text!r}: expected name or name=value,value,...")
+        if name == "rho" and not hasattr(entry.cls, "local_step"):
+            raise InputError(
+                f"--search {text!r}: rho is FedPAGE's; {entry.label} has eta_g and eta_l"
+            )
+        source = _Search if name in ("step", "rho") else entry.cls
+        if not equals:
+            known = [*dataclass_fields(source), "step", "rho"]
+            if name not in known:
+                hint = did_you_mean(name, known) or f" known are {', '.join(known)}"
+                raise InputError(f"--search {entry.label}: unknown key {name!r};{hint}")
+            grid.setdefault(name, [])
+            continue
+        for value in values.split(","):
+            word, where = {name: value.strip()}, f"--search {entry.label}"
+            parsed = field_values(source, word, where, words=True)
+            ((field, number),) = parsed.items()
+            grid.setdefault(field, []).append(number)
+    return grid
+
+
+@dataclass
+class _Search:
+    """Quantities that can be searched beside the hyper-parameters."""
+
+    step: float = 0.0
+    rho: float = 0.0
 
 
 def _write_report(
@@ -205,8 +232,6 @@ def _write_report(
 
 def _shown_names(found: Tuning) -> list[str]:
     """List the hyper-parameters that were changed, or in which the best candidates differ."""
-    from dataclasses import fields
-
     shown, chosen = found.scores[:8], [change.name for change in found.changes]
     return [
         field.name

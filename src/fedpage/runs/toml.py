@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomli_w
@@ -67,6 +67,39 @@ def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def apply_changes(table: Settings, changes: Sequence[str]) -> None:
+    """Change values of nested tables as `--set` does.
+
+    Args:
+        table: The table, which is changed.
+        changes: Changes such as "methods.fedpage.S=20". A value that is not TOML is text.
+
+    Raises:
+        InputError: A change has no key or no value, or its key passes through a value.
+
+    >>> table = {"run": {"seed": 0}}
+    >>> apply_changes(table, ["run.seed=3", "problem.data=a9a"])
+    >>> table
+    {'run': {'seed': 3}, 'problem': {'data': 'a9a'}}
+    """
+    for change in changes:
+        key, equals, text = change.partition("=")
+        *parents, name = [part.strip() for part in key.split(".")]
+        if not equals or not all((*parents, name)):
+            raise InputError(f"--set {change}: expected KEY=VALUE, such as rounds=4000")
+        place = table
+        for part in parents:
+            inner = place.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"--set {change}: {part} is a value, not a table")
+            place = inner
+        try:
+            value = tomllib.loads(f"value = {text}")
+        except ValueError:
+            value = {}
+        place[name] = value["value"] if set(value) == {"value"} else text.strip()
 
 
 # --- run.toml and compare.toml --------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -169,8 +169,7 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     """
     table = toml.read(path)
     table.setdefault("name", "".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem))
-    for change in changes:
-        _merge(table, _parse_change(change))
+    toml.apply_changes(table, changes)
     for section, keys in (("problems", ("data", "objective")), ("methods", ("method",))):
         for entry in _tables(table.get(section)):
             _place_files(entry, keys, path.parent)
@@ -196,26 +195,3 @@ def _place_files(table: Settings, keys: Sequence[str], folder: Path) -> None:
             file = folder / (path if at else value)
             if file.is_file():
                 table[key] = f"{file.resolve()}{at}{rest if at else ''}"
-
-
-def _parse_change(text: str) -> Settings:
-    """Parse `key.key=value`; a value that is no TOML is text."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise InputError(f"--set {text}: expected key=value, such as methods.fedpage.S=20")
-    try:
-        return toml.loads(text, f"--set {text}")
-    except InputError:
-        return toml.loads(f"{name} = {_quote(value.strip())}", f"--set {text}")
-
-
-def _quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _merge(table: Settings, changes: Mapping[str, Any]) -> None:
-    for key, value in changes.items():
-        if isinstance(value, Mapping) and isinstance(table.get(key), dict):
-            _merge(table[key], value)
-        else:
-            table[key] = value
