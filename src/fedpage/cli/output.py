@@ -250,7 +250,7 @@ def print_table(
         heading: max(
             len(part)
             for text in (heading, *map(str, cells))
-            for part in (text.split() if heading in (text, *wrapped) else [text])
+            for part in (text.split() or [""] if heading in (text, *wrapped) else [text])
         )
         for heading, cells in columns.items()
     }
