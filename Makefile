@@ -14,7 +14,7 @@ NARROW := src/fedpage/methods src/fedpage/core/local_steps.py
 PYTEST := $(BIN)/python -m pytest $(XDIST) $(if $(SLOW),-m "")
 
 .PHONY: help demo test lint types imports tests mutants torture fuzz faults bench bench-codecs \
-  bench-torch bench-peers communication docs flower-demo wheels lock shell clean
+  bench-torch bench-peers communication examples docs flower-demo wheels lock shell clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | \
@@ -72,6 +72,10 @@ bench-peers: $(TESTS) ## speed against other libraries
 
 communication: $(TESTS) ## bytes to a target, per method
 	$(BIN)/python benchmarks/communication.py
+
+examples: ## run the long examples in full and compare with the gallery
+	$(MAKE) EXTRAS=test,torch $(VENV)/.extras-test,torch
+	$(BIN)/python tools/docs/gallery.py --check
 
 # The site in site/, and a check of its links. Nothing of it is loaded from another host.
 docs: ## build the documentation in site/

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -38,6 +39,24 @@ def _no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_census_of_each_size():
+    """Keep the generated rows, which most tests load."""
+    from fedpage.data import registry
+
+    entry = registry.DATASETS["census"]
+    make, kept = entry.make, functools.lru_cache(64, typed=True)(entry.make)
+
+    @functools.wraps(make)
+    def census(**options):
+        plain = all(type(value) in (int, float) for value in options.values())
+        return (kept if plain else make)(**options)
+
+    object.__setattr__(entry, "make", census)
+    yield
+    object.__setattr__(entry, "make", make)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 `python fast_flower.py PROGRAM ARGUMENTS` is a SuperNode that looks for messages every 0.05 seconds
 instead of every three, or a SuperExec that forks a new process for each task from one that has
 imported Flower and fedpage. Each task still has a process of its own, which starts without any
-state of an app. test_deploy_page.py runs Flower's programs as they are.
+state of an app. The server and a site of test_deploy_page.py run Flower's programs as they are.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def run_superexec() -> None:
     }
     for module in IMPORTED:
         importlib.import_module(module)
+    _load_kernels()
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(writer)
@@ -70,6 +71,17 @@ def run_superexec() -> None:
 
     subprocess_executor.subprocess = Launch
     flower_superexec()
+
+
+def _load_kernels() -> None:
+    """Compute with the objective of the tests, so that no task needs to load compiled code."""
+    import fedpage as fp
+
+    data = fp.load("census", rows=60)
+    problem = fp.LogisticRegression(data, fp.label_shards(data.y, 3), reg="l2", alpha=0.01)
+    options = fp.RunOptions(evaluate="per_client")
+    for method in (fp.SCAFFOLD(S=2, K=3), fp.FedPAGE(S=2, K=3)):
+        fp.simulate(problem, method, rounds=2, seed=0, options=options)
 
 
 def _fork_tasks(reader: int, programs) -> None:

@@ -332,23 +332,9 @@ def test_a_few_rounds_of_a_long_example_have_its_table(example, real, tmp_path, 
     output = gallery.run(example, "--rounds", "1")
     full = recorded(example)
     assert output.splitlines()[0] == full.splitlines()[0]
-    assert [line[:10] for line in table_of(output)] == [line[:10] for line in table_of(full)]
+    rows = [[line[:10] for line in gallery.table_of(text)] for text in (output, full)]
+    assert rows[0] == rows[1]
     check_picture(example, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("example", LONG, ids=lambda example: example.name)
-def test_a_long_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
-    require_packages(example, real)
-    monkeypatch.chdir(tmp_path)
-    output = gallery.run(example)
-    for own, shown in zip(table_of(output), table_of(recorded(example)), strict=True):
-        assert gallery.is_similar(own, shown, tolerance=0.25), output
-
-
-def table_of(output: str) -> list[str]:
-    """Return the lines up to the first empty one: what follows is text that a model wrote."""
-    return output.partition("\n\n")[0].splitlines()
 
 
 def test_contributing_shows_the_examples_as_they_are():

@@ -1,8 +1,8 @@
 """Write the gallery: each file of examples/ with its output and its picture.
 
 docs/gallery/NAME.txt contains what an example printed, docs/img/example-NAME.png what it drew. A
-test runs every example and compares. Examples that take `--rounds` are run in full by a slow test
-only. This command writes both again:
+test runs every example and compares; of an example that takes `--rounds`, it runs one round, and
+`make examples` runs it in full. This command writes both again:
 
     python tools/docs/gallery.py quickstart
 """
@@ -152,5 +152,21 @@ def record(names: list[str]) -> None:
             print(example.output.relative_to(ROOT))
 
 
+def table_of(output: str) -> list[str]:
+    """Return the lines up to the first empty one: what follows is text that a model wrote."""
+    return output.partition("\n\n")[0].splitlines()
+
+
+def check_long() -> None:
+    """Run the long examples in full and compare their tables with the gallery."""
+    for example in filter(lambda each: each.is_long, find_examples()):
+        with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+            own, shown = run(example), example.output.read_text(encoding="utf-8")
+        same = zip(table_of(own), table_of(shown), strict=True)
+        if not all(is_similar(first, second, tolerance=0.25) for first, second in same):
+            sys.exit(f"{example.name} prints another table than the gallery:\n{own}")
+        print(f"{example.name}: as in the gallery")
+
+
 if __name__ == "__main__":
-    record(sys.argv[1:])
+    check_long() if sys.argv[1:] == ["--check"] else record(sys.argv[1:])

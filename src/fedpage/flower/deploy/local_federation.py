@@ -219,8 +219,20 @@ class LocalFederation:
         Raises:
             InputError: the command failed.
         """
-        done = subprocess.run(
-            [str(self.bin / "flwr"), *arguments, "--format", "json"],
+        done = self.call_flwr([*arguments, "--format", "json"], seconds)
+        found = re.search(r"\{.*\}", done.stdout, flags=re.DOTALL)
+        answer: dict[str, Any] = json.loads(found.group()) if found else {}
+        if done.returncode or not answer.get("success"):  # flwr exits with 0 after some failures
+            output = " ".join((done.stdout + done.stderr).split())[-300:]
+            raise InputError(f"flwr {arguments[0]} failed: {output}")
+        return answer
+
+    def call_flwr(
+        self, arguments: Sequence[str], seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `flwr` and return its exit code and output; tests replace it."""
+        return subprocess.run(
+            [str(self.bin / "flwr"), *arguments],
             capture_output=True,
             text=True,
             cwd=self.home,
@@ -229,12 +241,6 @@ class LocalFederation:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        found = re.search(r"\{.*\}", done.stdout, flags=re.DOTALL)
-        answer: dict[str, Any] = json.loads(found.group()) if found else {}
-        if done.returncode or not answer.get("success"):  # flwr exits with 0 after some failures
-            output = " ".join((done.stdout + done.stderr).split())[-300:]
-            raise InputError(f"flwr {arguments[0]} failed: {output}")
-        return answer
 
     def register(self, public: Path) -> None:
         """Register a node's public key at the SuperLink."""
