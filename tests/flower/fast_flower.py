@@ -1,6 +1,6 @@
 """Flower's programs without their waits and with their imports done once, for tests.
 
-`python fast_flower.py PROGRAM ARGUMENTS` is a SuperNode that looks for messages every 0.05 seconds
+`python fast_flower.py PROGRAM ARGUMENTS` is a SuperNode that looks for messages every 0.25 seconds
 instead of every three, or a SuperExec that forks a new process for each task from one that has
 imported Flower and fedpage. Each task still has a process of its own, which starts without any
 state of an app. The server and a site of test_deploy_page.py run Flower's programs as they are.
@@ -38,7 +38,7 @@ def run_supernode() -> None:
     from flwr.supernode.cli import flower_supernode
 
     sleep = time.sleep
-    time.sleep = lambda seconds: sleep(0.05 if seconds in (3, 0.5) else seconds)
+    time.sleep = lambda seconds: sleep(0.25 if seconds in (3, 0.5) else seconds)
     flower_supernode()
 
 

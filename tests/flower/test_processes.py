@@ -118,7 +118,7 @@ METHODS = {
 SECURE = {"method": "scaffold", "hyper": "S=3 K=3 eta_l=0.1", "rounds": 1, "evaluation": "values"}
 SMALL = {
     "clients": 3, "record-every": 0, "seed": 7, "objective": "logistic-l2", "alpha": 0.01,
-    "data": "census:rows=200", "partition": "label-shards", "poll": 0.05,
+    "data": "census:rows=200", "partition": "label-shards", "poll": 0.2,
 }  # fmt: skip
 
 
