@@ -47,6 +47,7 @@ def _one_census_of_each_size():
     from fedpage.data import registry
 
     entry = registry.DATASETS["census"]
+    assert isinstance(entry, registry.Embedded)
     make, kept = entry.make, functools.lru_cache(64, typed=True)(entry.make)
 
     @functools.wraps(make)

@@ -129,8 +129,8 @@ def simulated_runs():
     problem = fp.LogisticRegression(data, fp.label_shards(data.y, 3), reg="l2", alpha=0.01)
 
     def run(method, rounds, **options):
-        options = fp.RunOptions(evaluate="per_client", **options)
-        return fp.simulate(problem, method, rounds=rounds, seed=7, record_every=0, options=options)
+        made = fp.RunOptions(evaluate="per_client", **options)
+        return fp.simulate(problem, method, rounds=rounds, seed=7, record_every=0, options=made)
 
     mean = fp.FixedPointMean(bound=100.0)
     secure = run(fp.SCAFFOLD(S=3, K=3, eta_l=0.1), SECURE["rounds"], aggregation=mean)
