@@ -46,7 +46,6 @@ from fedpage.cli.output import (
     with_json,
     write_reports,
 )
-from fedpage.cli.sweep import sweep
 from fedpage.core.errors import InputError
 from fedpage.runs.config import ProblemConfig, Settings, setting, to_table
 
@@ -79,6 +78,11 @@ class CompareConfig(RoundsConfig):
         3, "Runs of each method, with consecutive seeds.", at_least=1, at_most=100_000
     )
     seed: int = setting(0, "The first seed.", at_least=0)
+
+    @property
+    def seed_list(self) -> range:
+        """The seeds."""
+        return range(self.seed, self.seed + self.seeds)
 
 
 @dataclass(frozen=True)
@@ -171,20 +175,22 @@ def execute(
     """Run a comparison, or continue it from `out`, and print and return its results."""
     from fedpage.engine import faults
     from fedpage.engine.devices import check_time
+    from fedpage.report.titles import describe_problem
     from fedpage.runs import build, toml
     from fedpage.runs.lock import DirectoryLock
     from fedpage.runs.spec import RunOptions
+    from fedpage.studies.comparison import compare_costs
+    from fedpage.studies.sweep import run_names
 
-    config = command.compare
     if table is not None:
         check_table(table)
-    cost = parse_cost(config.cost)
-    jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
-    settled, problem = build.open_problem(build.record_target(command.problem, config.target))
+    config, cost = command.compare, parse_cost(command.compare.cost)
+    target = config.target
+    settled, problem = build.open_problem(build.record_target(command.problem, target))
     config = replace(config, S=min(10, problem.N) if config.S is None else config.S)
     command = replace(command, problem=settled, compare=config)
     methods = _build_methods(config, problem)
-    check_target(problem, config.target)
+    check_target(problem, target)
     check_runs(problem, methods)
     devices = read_devices(config.devices)
     check_time(cost, devices)
@@ -195,74 +201,67 @@ def execute(
         options = replace(options, faults=failing, policy=policy)
     if not resume:
         prepare_out(out, force, report)
-    with DirectoryLock(out) as lock:
+    with DirectoryLock(out) as lock, explain_os_errors(out, f"`fedpage resume {out}` continues"):
         if not resume:
             lock.clear("runs")  # of an older comparison, with --force
             toml.write_settings(out / "compare.toml", {"command": to_table(command)})
         print_problem(settled, problem)
-        with explain_os_errors(out, f"`fedpage resume {out}` continues"):
-            runs = _run_all(command, problem, methods, options, out, jobs)
-            return _report(command, problem, methods, runs, out, report, table, figure)
+        with handle_signals(out, jobs):
+            runs = _run_all(problem, methods, config, out / "runs", jobs, options)
+        comparison = compare_costs(runs, target=target, cost=cost)
+        print_summary(runs, target, cost, comparison.tied)
+        print_metrics(runs)
+        print_comparison(comparison)
+        print_scale_hint(runs, settled, target)
+        if table is not None:
+            print(f"Table: {comparison.table().write(table)}")
+        folders = [out / "runs" / name for name in run_names(methods, config.seed_list)]
+        for history, folder in zip(runs, folders, strict=True):
+            history.to_csv(folder / "history.csv")
+        title = f"{describe_problem(problem.describe())}, step {config.step:g}"
+        write_reports(runs, out, title, target, report, cost, comparison, folders=folders)
+        if figure is not None:
+            print(f"Figure: {figure.write(runs, target.column)}")
+    return {**describe_runs(runs, target, cost), "out": out}
 
 
 def _run_all(
-    command: CompareCommand,
     problem: LinearModel,
     methods: list[AnyMethod],
-    options: RunOptions,
+    config: CompareConfig,
     out: Path,
     jobs: int,
+    options: RunOptions,
 ) -> list[History]:
-    """Run every method with every seed, or continue where a process was killed."""
-    config = command.compare
-    seeds = range(config.seed, config.seed + config.seeds)
-    with handle_signals(out, jobs):
-        return sweep(
+    """Run every method with every seed, with a progress bar for each method."""
+    from fedpage.callbacks.progress import Progress, progress_bars, summarise_record
+    from fedpage.studies.sweep import iterate_sweep
+
+    seeds, rounds = config.seed_list, config.rounds
+    jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
+    runs: list[History] = []
+    with progress_bars() as bars:
+        tasks = [bars.add_task(method.name, total=rounds * len(seeds)) for method in methods]
+
+        def show_rounds(method: AnyMethod, seed: int) -> list[Progress]:
+            return [Progress(bars, tasks[methods.index(method)], offset=seeds.index(seed) * rounds)]
+
+        for history in iterate_sweep(
             problem,
             methods,
-            rounds=config.rounds,
-            seeds=seeds,
-            record_every=config.record_every,
+            seeds,
             jobs=jobs,
-            out=out / "runs",
+            callbacks=show_rounds if jobs == 1 else None,
+            out=out,
+            rounds=rounds,
+            record_every=config.record_every,
             options=options,
-        )
-
-
-def _report(
-    command: CompareCommand,
-    problem: LinearModel,
-    methods: list[AnyMethod],
-    runs: list[History],
-    out: Path,
-    report: Path | None,
-    table: Path | None,
-    figure: FigureFile | None,
-) -> Document:
-    """Print and write the results of a comparison."""
-    from fedpage.report.titles import describe_problem
-    from fedpage.studies.comparison import compare_costs
-    from fedpage.studies.sweep import run_names
-
-    settled, config, cost = command.problem, command.compare, parse_cost(command.compare.cost)
-    seeds = range(config.seed, config.seed + config.seeds)
-    comparison = compare_costs(runs, target=config.target, cost=cost)
-    print_summary(runs, config.target, cost, comparison.tied)
-    print_metrics(runs)
-    print_comparison(comparison)
-    print_scale_hint(runs, settled, config.target)
-    if table is not None:
-        print(f"Table: {comparison.table().write(table)}")
-    for history, name in zip(runs, run_names(methods, seeds), strict=True):
-        history.to_csv(out / "runs" / name / "history.csv")
-    title = f"{describe_problem(problem.describe())}, step {config.step:g}"
-    write_reports(
-        runs, out, title, config.target, report, cost, comparison,
-        folders=[out / "runs" / name for name in run_names(methods, seeds)],
-    )  # fmt: skip
-    if figure is not None:
-        print(f"Figure: {figure.write(runs, config.target.column)}")
-    return {**describe_runs(runs, config.target, cost), "out": out}
+        ):
+            runs.append(history)
+            method, seed = divmod(len(runs) - 1, len(seeds))
+            note = summarise_record(history.rows[-1])
+            bars.update(tasks[method], completed=(seed + 1) * rounds, note=note)
+    return runs
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
