@@ -67,9 +67,8 @@ def reproduce(
     began = time.perf_counter()
     if tune:
         return {"searched": _tune(studies, names, out, jobs)}
-    command = _command(name, seeds, data, quick, out)
     for study in studies:
-        with show_progress(command, out) as progress:
+        with show_progress(out) as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
     if name == "all" and not quick and data is None:
@@ -79,22 +78,11 @@ def reproduce(
             _tune(studies, unsearched, out, jobs)
     figures = {key: made for study in studies for key, made in study.figures().items()}
     verdicts = _judge(figures, _load_tuned(studies, out))
-    page = _report(studies, figures, out, verdicts, command)
+    page = _report(studies, figures, out, verdicts)
     print_verdicts(verdicts)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
     return {"claims": verdicts, "new_runs": fresh, "seconds": spent, "report": page}
-
-
-def _command(name: str, seeds: int | None, data: str | None, quick: bool, out: Path) -> str:
-    """Write the command line that repeats the reproduction."""
-    import shlex
-
-    words = ["fedpage", "reproduce", name]
-    words += [] if seeds is None else ["--seeds", str(seeds)]
-    words += [] if data is None else ["--data", data]
-    words += ["--quick"] * quick
-    return shlex.join([*words, "--out", str(out)])
 
 
 def _list() -> Document:
@@ -230,7 +218,6 @@ def _report(
     figures: dict[str, FigureRuns],
     out: Path,
     verdicts: list[Verdict],
-    command: str,
 ) -> Path:
     """Write the figures and the page."""
     from fedpage.studies import study_report
@@ -244,5 +231,4 @@ def _report(
         runs=[run for study in studies for run in study.runs().values()],
         figures=list(figures.values()),
         verdicts=verdicts,
-        command=command,
     )

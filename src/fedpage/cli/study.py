@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, explain_os_errors
+from fedpage.cli.common import check_count, continues
 from fedpage.cli.options import Command, JobsOption
 from fedpage.cli.output import Document, console, with_json
 from fedpage.cli.watch import print_runs
@@ -65,8 +64,7 @@ def run(
 
     The same command continues after an interruption.
     """
-    command = _command("run", file, changes, store, out)
-    return _execute(_load(file, changes, store), jobs, out, command)
+    return _execute(_load(file, changes, store), jobs, out)
 
 
 @app.command(cls=Command)
@@ -85,8 +83,7 @@ def report(
     out: OutOption = None,
 ) -> Document:
     """Write the report of the runs that have ended, and run nothing."""
-    study = _load(file, changes, store)
-    return _finish(study, out, _command("run", file, changes, store, out))
+    return _finish(_load(file, changes, store), out)
 
 
 @app.command(cls=Command)
@@ -127,8 +124,7 @@ def add(
     if len(extended.config.seed_list) != expected:
         raise InputError(f"{file}: cannot find its seeds; edit the file by hand")
     put(file, text.encode("utf-8"))
-    study = _load(file, None, store)
-    return _execute(study, jobs, out, _command("run", file, None, store, out))
+    return _execute(_load(file, None, store), jobs, out)
 
 
 @app.command(cls=Command)
@@ -145,48 +141,25 @@ def export(
     """Write the records, figures, tables and the report into a directory."""
     from fedpage.studies.study_report import export as write
 
-    study = _load(file, changes, store)
-    command = _command("run", file, changes, store, None)
-    for path in write(study, out, command=command, records=records):
+    for path in write(_load(file, changes, store), out, records=records):
         print(path)
 
 
-def _command(
-    name: str, file: Path, changes: list[str] | None, store: Path, out: Path | None
-) -> str:
-    """Write the command line that repeats a study."""
-    words = ["fedpage", "study", name, str(file)]
-    for change in changes or ():
-        words += ["--set", change]
-    words += [] if store == _STORE else ["--store", str(store)]
-    words += [] if out is None else ["--out", str(out)]
-    return shlex.join(words)
-
-
-def _execute(study: Study, jobs: int, out: Path | None, command: str) -> Document:
-    with show_progress(command, study.store) as progress:
+def _execute(study: Study, jobs: int, out: Path | None) -> Document:
+    with show_progress(study.store) as progress:
         study.run(jobs=min(jobs, os.cpu_count() or 1), progress=progress)
     print(f"{study.new_runs} new runs; all runs are in {study.store}")
-    return {"new_runs": study.new_runs, **_finish(study, out, command)}
+    return {"new_runs": study.new_runs, **_finish(study, out)}
 
 
 @contextmanager
-def show_progress(command: str, place: Path) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar over runs; after Ctrl-C or on a full disk, say that the command continues.
-
-    Args:
-        command: The command.
-        place: The directory that it writes to.
-    """
+def show_progress(place: Path) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar over the runs that a command writes to a directory."""
     from fedpage.callbacks.progress import progress_bars
-    from fedpage.engine.loop import Interrupted
 
-    try:
-        with explain_os_errors(place, f"`{command}` continues"), progress_bars() as bars:
-            task = bars.add_task("runs", total=None)
-            yield lambda done, total: bars.update(task, completed=done, total=total)
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; `{command}` continues") from None
+    with continues(place), progress_bars() as bars:
+        task = bars.add_task("runs", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def _rows(table: Table) -> list[Document]:
@@ -197,7 +170,7 @@ def _rows(table: Table) -> list[Document]:
     ]
 
 
-def _finish(study: Study, out: Path | None, command: str) -> Document:
+def _finish(study: Study, out: Path | None) -> Document:
     """Print and return the tables of a study, and write its report, figures and tables."""
     from fedpage.studies import study_report
 
@@ -208,7 +181,7 @@ def _finish(study: Study, out: Path | None, command: str) -> Document:
     verdicts = study.verdicts() if study.config.claims else []
     if verdicts:
         print_verdicts(verdicts)
-    page = study_report.write_report(study, folder / "report.html", command=command)
+    page = study_report.write_report(study, folder / "report.html")
     study_report.write_figures(study, folder / "figures")
     study_report.write_tables(comparisons, folder / "tables")
     print(f"Report: {page}; figures and tables are beside it.")

@@ -27,13 +27,12 @@ _LISTED = 100
 """The most runs that a page lists one by one; `fedpage study export` has the records of all."""
 
 
-def write_report(study: Study, path: Path, *, command: str = "") -> Path:
+def write_report(study: Study, path: Path) -> Path:
     """Write a page with the tables, the sentences for pairs, the figures and the settings.
 
     Args:
         study: A study of which some runs have ended.
         path: The HTML file.
-        command: The command line that repeats the study.
 
     Returns:
         The path.
@@ -51,7 +50,6 @@ def write_report(study: Study, path: Path, *, command: str = "") -> Path:
         figures=list(figures.values()),
         comparisons=list(comparisons.values()),
         verdicts=study.verdicts(figures),
-        command=command,
     )
 
 
@@ -64,7 +62,6 @@ def write_page(
     figures: Sequence[FigureRuns],
     comparisons: Sequence[Comparison] = (),
     verdicts: Sequence[Verdict] = (),
-    command: str = "",
 ) -> Path:
     """Write the page of one or more studies.
 
@@ -76,7 +73,6 @@ def write_page(
         figures: The figures.
         comparisons: Costs to targets; each becomes a table with its sentences.
         verdicts: The judged claims.
-        command: The command line that repeats the studies.
 
     Returns:
         The path.
@@ -102,7 +98,6 @@ def write_page(
         claims=verdicts,
         tables=tables,
         note=f"Data: {note}." if note else "",
-        command=command,
         target=first.config.target,
         runs=runs if len(runs) <= _LISTED else (),
     )
@@ -219,13 +214,12 @@ def list_records(study: Study, runs: Mapping[RunKey, History]) -> list[dict[str,
     return rows
 
 
-def export(study: Study, folder: Path, *, command: str = "", records: str = "csv") -> list[Path]:
+def export(study: Study, folder: Path, *, records: str = "csv") -> list[Path]:
     """Write the page, the figures, the tables and the records of a study into a directory.
 
     Args:
         study: A study of which some runs have ended.
         folder: The directory.
-        command: The command line that repeats the study.
         records: The format of the records: "csv" or "parquet".
 
     Returns:
@@ -238,7 +232,7 @@ def export(study: Study, folder: Path, *, command: str = "", records: str = "csv
         raise InputError(f"records are written as csv or parquet, not {short_repr(records)}")
     runs = _finished(study)
     return [
-        write_report(study, folder / "report.html", command=command),
+        write_report(study, folder / "report.html"),
         *write_figures(study, folder / "figures"),
         *write_tables(study.comparisons(runs), folder / "tables"),
         write_records(study, folder / f"records.{records}"),
