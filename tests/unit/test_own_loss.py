@@ -180,3 +180,85 @@ def test_a_regression_on_text_of_three_kinds_is_refused():
         fp.LogisticRegression(colours, 6)
     two = fp.Dataset.from_arrays(X, np.array(["r", "g"])[np.arange(60) % 2])
     assert sorted(set(fp.LeastSquares(two, 6).data.y)) == [-1.0, 1.0]
+
+
+OWN = """
+import numpy as np
+
+import fedpage as fp
+from fedpage.data.partition import PARTITIONS, Partition
+
+
+@fp.metric("missed", higher_is_better=False, minimum=0.0, maximum=1.0)
+def false_negatives(outputs, targets):
+    return float(np.mean(outputs[targets > 0] <= 0))
+
+
+def mean_output(outputs, targets):
+    return float(np.mean(outputs))
+
+
+@PARTITIONS.register("in-turn")
+def in_turn(n, clients, each=1):
+    turns = np.arange(n) // each % clients
+    order = np.argsort(turns, kind="stable")
+    return Partition(f"in_turn({clients})", order, np.cumsum([0, *np.bincount(turns)]))
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    from fedpage.core.metrics import METRICS
+    from fedpage.data.partition import PARTITIONS
+
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    yield path
+    METRICS.pop("missed", None)
+    PARTITIONS.pop("in-turn", None)
+
+
+def test_own_metrics_and_partitions_on_the_command_line(run, own_file, tmp_path):
+    words = ["run", "fedavg", "--data", "census:rows=200", "--clients", "10", "--rounds", "10"]
+    words += ["--objective", "logistic", "--partition", "mine.py@in_turn:2"]
+    words += ["--metrics", "accuracy,mine.py@false_negatives,mine.py@mean_output,missed_worst"]
+    words += ["--target", "missed:0.9", "--out", str(tmp_path / "out")]
+    code, _, err = run(*words)
+    assert code == 0, err
+    history = fp.History.load(tmp_path / "out" / "history.jsonl")
+    assert {"missed", "missed_worst", "mean_output", "accuracy"} <= set(history.columns)
+    assert not history.higher_is_better("missed")
+    assert history.meta["problem"]["partition"] == "in_turn(10)"
+    code, _, err = run(*words[:-6], "--metrics", "mine.py@nothing")
+    assert (code, "has no function 'nothing'" in err) == (2, True)
+    code, _, err = run(*words[:10], "--partition", "mine.py@mean_output")
+    assert code == 2
+
+
+def test_own_metrics_and_partitions_in_a_study_file(own_file, tmp_path):
+    path = tmp_path / "deep" / "study.toml"
+    path.parent.mkdir()
+    path.write_text(
+        'rounds = 4\nrecord_every = 1\nseeds = 1\ntarget = "missed:0.9"\n'
+        "[methods]\nfedavg = {S = 2}\n"
+        '[problems.one]\ndata = "census:rows=100"\nclients = 5\nobjective = "logistic"\n'
+        'partition = "../mine.py@in_turn"\nmetrics = "accuracy, ../mine.py@false_negatives"\n'
+    )
+    study = fp.Study.load(path, store=tmp_path / "store").run(jobs=2)
+    (history,) = study.runs().values()
+    assert "missed" in history.columns
+    assert study.run().new_runs == 0
+    own_file.write_text(OWN.replace("<= 0", "< 0"))  # another metric has other records
+    assert fp.Study.load(path, store=tmp_path / "store").run().new_runs == 1
+
+
+def test_a_definition_that_is_executed_again_replaces_its_entry():
+    from fedpage.core.spec import Registry
+
+    shapes: Registry[object] = Registry("shape")
+    for number in (1, 2):
+        exec("def square(): return " + str(number), space := {"__name__": "mine"})
+        shapes.add("square", space["square"])
+    assert shapes["square"] is space["square"]
+    with pytest.raises(InputError, match="registered"):
+        shapes.add("square", len)

@@ -171,12 +171,17 @@ def absolute_path(text: str, separator: str = "") -> str:
 
 
 def with_absolute_paths(problem: ProblemConfig) -> ProblemConfig:
-    """Make the paths of the data and of a user's loss absolute."""
-    objective = problem.objective
+    """Make the paths of the data and of a user's loss, partition and metrics absolute."""
+
+    def place(text: str | None) -> str | None:
+        return None if text is None else absolute_path(text, "@")
+
     return replace(
         problem,
         data=absolute_path(problem.data),
-        objective=objective if objective is None else absolute_path(objective, "@"),
+        objective=place(problem.objective),
+        partition=place(problem.partition),
+        metrics=",".join(absolute_path(word.strip(), "@") for word in problem.metrics.split(",")),
     )
 
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.function_digest import function_digest
 from fedpage.core.spec import Registry
 from fedpage.core.types import Ints, Vector
 
@@ -299,6 +300,13 @@ def higher_is_better(column: str, directions: Mapping[str, bool | None] | None =
         f"column {column!r}: whether higher is better is not known;{did_you_mean(name, known)} "
         f'declare it with @fp.metric("{name}", higher_is_better=...)'
     )
+
+
+def metrics_digest(metrics: Mapping[str, Metric]) -> str | None:
+    """Return the digest of the functions that are not part of fedpage, or None without any."""
+    own = [entry.function for entry in row_metrics(metrics).values()]
+    own = [f for f in own if not str(getattr(f, "__module__", "")).startswith("fedpage.")]
+    return function_digest(*own) if own else None
 
 
 def describe_metrics(metrics: Mapping[str, Metric]) -> dict[str, bool | None]:

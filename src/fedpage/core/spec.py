@@ -72,8 +72,12 @@ class Registry(dict[str, T]):
         return decorate
 
     def add(self, name: str, entry: T) -> None:
-        """Add an entry; raise an InputError if the name is taken by another one."""
-        if self.get(name, entry) is not entry:
+        """Add an entry; raise an InputError if the name is taken by another one.
+
+        A definition that is executed again, as in a notebook or a file that is imported twice,
+        replaces its former entry.
+        """
+        if name in self and _origin(self[name]) != _origin(entry):
             raise InputError(f"{self.noun} {name!r} is registered already")
         self[name] = entry
 
@@ -90,6 +94,13 @@ class Registry(dict[str, T]):
 
     def __repr__(self) -> str:
         return f"Registry({self.noun!r}: {', '.join(self)})"
+
+
+def _origin(entry: object) -> object:
+    """Return the module and the name of the definition of an entry, or the entry itself."""
+    made = getattr(entry, "function", entry)
+    name = getattr(made, "__qualname__", None)
+    return entry if name is None else (made.__module__, name)
 
 
 @dataclass(frozen=True)

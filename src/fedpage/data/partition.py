@@ -228,6 +228,7 @@ def partition_from_text(
     *,
     min_rows: int | None = None,
     ids: Any = None,
+    make: Callable[..., Partition] | None = None,
 ) -> Partition:
     """Make the partition that a text such as "iid" or "dirichlet:0.3" describes.
 
@@ -238,6 +239,7 @@ def partition_from_text(
         seed: the seed of partitions that are random.
         min_rows: rows that every client must have; None for the partition's default.
         ids: (n,) whose row each is, for "by-id"; None if the data does not say.
+        make: the function of the partition; by default the one that the text names.
 
     Raises:
         InputError: the name is unknown, or its parameter is missing or not a number, or a client
@@ -248,9 +250,11 @@ def partition_from_text(
     """
     spec = parse(text)
     name = spec.name.replace("_", "-")
-    if name not in PARTITIONS:
-        raise InputError(f"{PARTITIONS.unknown(name).partition(' known are ')[0]} choose {usage()}")
-    make = PARTITIONS[name]
+    if make is None:
+        if name not in PARTITIONS:
+            unknown = PARTITIONS.unknown(name).partition(" known are ")[0]
+            raise InputError(f"{unknown} choose {usage()}, or your own as file.py@name")
+        make = PARTITIONS[name]
     takes = signature(make).parameters
     if "ids" in takes and ids is None:
         raise InputError(
@@ -263,7 +267,10 @@ def partition_from_text(
         if "min_rows" not in takes:  # its clients have equal sizes
             check_counts(name, len(y), clients, min_rows)
     given = {key: value for key, value in shared.items() if key in takes}
-    return spec.build(make, "partition", **given)
+    found = spec.build(make, "partition", **given)
+    if not isinstance(found, Partition):
+        raise InputError(f"partition {name}: must return a Partition, not {short_repr(found)}")
+    return found
 
 
 def own_parameter(make: Callable[..., Partition]) -> Parameter | None:

@@ -22,6 +22,7 @@ from fedpage.core.metrics import (
     describe_metrics,
     evaluate_groups,
     evaluate_metrics,
+    metrics_digest,
     quantile_bases,
     resolve_metrics,
     row_metrics,
@@ -279,6 +280,7 @@ class LinearModel(ClientScoring):
             "regulariser": None if self.reg == "none" else self.reg,
             "alpha": None if self.reg == "none" else self.alpha,
             "metrics": describe_metrics(self.metrics) or None,
+            "metrics_digest": metrics_digest(self.metrics),
             "held_out": None if self.held_out is None else self.held_out.digest,
         }
         known = {name: value for name, value in about.items() if value is not None}

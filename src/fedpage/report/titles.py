@@ -94,7 +94,8 @@ def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
 
 
 _HIDDEN = (
-    "effective_step", "class", "name", "data_digest", "partition_digest", "rows", "d", "data_note",
+    "effective_step", "class", "name", "data_digest", "partition_digest", "metrics_digest",
+    "rows", "d", "data_note",
 )  # fmt: skip
 """Entries of provenance that follow from others or say nothing to a reader."""
 

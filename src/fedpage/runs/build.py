@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,14 @@ def _import_class(path: Path, name: str, noun: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
+def _import_function(path: str, name: str, noun: str) -> Callable[..., Any]:
+    """Import a function from the user's file."""
+    found = import_object(Path(path), name, noun)
+    if not callable(found):
+        raise InputError(f"{path}: has no function {name!r}")
+    return found
+
+
 # --- data and partitions --------------------------------------------------------------------------
 
 
@@ -136,16 +144,21 @@ def _is_table_file(text: str) -> bool:
 def build_partition(config: DataConfig, data: Dataset) -> Partition:
     """Divide rows as a configuration says in which `settle_partition` made the choices.
 
+    The partition may be a function of the user's file, such as mine.py@halves or mine.py@halves:3.
+
     Raises:
         InputError: If the partition is unknown, or the rows do not suffice for it.
     """
+    path, at, text = (config.partition or "").rpartition("@")
+    make = _import_function(path, text.partition(":")[0], "partition") if at else None
     return partition_from_text(
-        config.partition or "",
+        text,
         data.y,
         config.clients or 1,
         config.partition_seed,
         min_rows=config.min_rows,
         ids=data.clients,
+        make=make,
     )
 
 
@@ -200,7 +213,7 @@ def open_problem(config: ProblemConfig) -> tuple[ProblemConfig, LinearModel]:
         alpha=config.alpha,
         intercept=config.intercept,
         weights=config.weights,
-        metrics=_split_names(config.metrics),
+        metrics=find_metrics(config.metrics),
         held_out=held_out,
     )
     return config, problem
@@ -211,11 +224,25 @@ def build_problem(config: ProblemConfig) -> LinearModel:
     return open_problem(config)[1]
 
 
+def find_metrics(text: str) -> list[str | Callable[..., float]]:
+    """Return the metrics that a text names: registered ones, or functions as file.py@name.
+
+    Raises:
+        InputError: If a file has no such function.
+    """
+    found: list[str | Callable[..., float]] = []
+    for word in _split_names(text):
+        path, at, name = word.rpartition("@")
+        found.append(_import_function(path, name, "metric") if at else word)
+    return found
+
+
 def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
     """Add the metric of a target to those that a problem records, if it is a registered one."""
     name = target.column.removeprefix("held_out_")
     is_metric = name in METRICS or find_quantile(name, METRICS, "--target") is not None
-    if not is_metric or name in _split_names(config.metrics):
+    recorded = [word.rpartition("@")[2] for word in _split_names(config.metrics)]
+    if not is_metric or name in recorded:
         return config
     return dataclasses.replace(config, metrics=",".join(filter(None, (config.metrics, name))))
 

@@ -97,8 +97,8 @@ class DataConfig:
     )
     partition: str | None = setting(
         None,
-        "How clients divide the rows: {partitions} (default by-id:drop if the data has ids, else "
-        "blocks).",
+        "How clients divide the rows: {partitions}, or your own as file.py@name (default "
+        "by-id:drop if the data has ids, else blocks).",
     )
     min_rows: int | None = setting(None, "The fewest rows that a client has.", at_least=0)
     partition_seed: int = setting(0, "Seed of a random partition, and of --held-out.")
@@ -122,7 +122,9 @@ class ProblemConfig(DataConfig):
         "uniform", "Weight of a client: uniform, as in the paper, or its size."
     )
     metrics: str = setting(
-        "", "Metrics to record, separated by commas, such as accuracy; a target's is recorded too."
+        "",
+        "Metrics to record, separated by commas, such as accuracy, or your own as file.py@name; a "
+        "target's is recorded too.",
     )
     held_out: float = setting(
         0.0, "Share of the rows that no client gets, on which metrics are recorded too, as 0.2.",

@@ -21,6 +21,7 @@ from fedpage.methods.schedules import Schedule, schedules_of
 from fedpage.runs.config import drop_none
 from fedpage.runs.toml import flatten
 
+_OF_FUNCTIONS = ("problem.loss_digest", "problem.metrics_digest")
 _OF_CODECS = ("code.up", "code.down")
 Code: TypeAlias = type | Schedule
 """A class that computes something, or a schedule, which may hold a function."""
@@ -129,9 +130,10 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     if not changed:
         return
     first = changed[0]
-    if first.startswith("code.") or first == "problem.loss_digest":
+    if first.startswith("code.") or first in _OF_FUNCTIONS:
         role = first.rpartition(".")[2]
         owners = {"method": new.get("method.name", "the method"), "loss_digest": "the loss"}
+        owners["metrics_digest"] = "a metric"
         owners |= {"up": "the codec", "down": "the codec", "client_optimizer": role}
         other = f"the schedule of {role}" if f"method.{role}" in new else "the problem"
         raise InputError(

@@ -34,8 +34,9 @@ def _build(source: ProblemConfig, stamps: tuple[tuple[int, int], ...]) -> Proble
 
 
 def _stamps(source: ProblemConfig) -> tuple[tuple[int, int], ...]:
-    """Return the time and size of the files of a problem: of its data and of a loss."""
-    paths = (Path(source.data), Path(str(source.objective).rpartition("@")[0]))
+    """Return the time and size of the files of a problem: its data, loss, partition, metrics."""
+    words = [source.objective or "", source.partition or "", *source.metrics.split(",")]
+    paths = [Path(source.data), *(Path(word.strip().rpartition("@")[0]) for word in words)]
     found = (path.stat() for path in paths if path.is_file())
     return tuple((stat.st_mtime_ns, stat.st_size) for stat in found)
 

@@ -158,7 +158,8 @@ class StudyConfig:
 def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     """Read a study file.
 
-    Paths of data, losses and methods are relative to the file, where such a file exists.
+    Paths of data and of own losses, partitions, metrics and methods are relative to the file,
+    where such a file exists.
 
     Args:
         path: The file.
@@ -170,10 +171,11 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     table = toml.read(path)
     table.setdefault("name", "".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem))
     toml.apply_changes(table, changes)
-    for section, keys in (("problems", ("data", "objective")), ("methods", ("method",))):
+    of_problems = ("data", "objective", "partition", "metrics")
+    for section, keys in (("problems", of_problems), ("methods", ("method",))):
         for entry in _tables(table.get(section)):
             _place_files(entry, keys, path.parent)
-    for section, keys in (("problem", ("data", "objective")), ("method", ("method",))):
+    for section, keys in (("problem", of_problems), ("method", ("method",))):
         defaults = table.get("defaults")
         if isinstance(defaults, dict) and isinstance(defaults.get(section), dict):
             _place_files(defaults[section], keys, path.parent)
@@ -191,7 +193,11 @@ def _place_files(table: Settings, keys: Sequence[str], folder: Path) -> None:
     for key in keys:
         value = table.get(key)
         if isinstance(value, str):
-            path, at, rest = value.rpartition("@")
-            file = folder / (path if at else value)
-            if file.is_file():
-                table[key] = f"{file.resolve()}{at}{rest if at else ''}"
+            words = [word.strip() for word in value.split(",")] if key == "metrics" else [value]
+            table[key] = ",".join(_place_file(word, folder) for word in words)
+
+
+def _place_file(text: str, folder: Path) -> str:
+    path, at, rest = text.rpartition("@")
+    file = folder / (path if at else text)
+    return f"{file.resolve()}{at}{rest if at else ''}" if file.is_file() else text
