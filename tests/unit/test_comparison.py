@@ -45,13 +45,17 @@ def histories(costs=COSTS):
 
 def test_the_best_and_those_tied_with_it_are_bold():
     table = fp.table(histories(), target="loss:0.1,hold=0")
-    bold = {row[0].text: row[2].is_bold for row in table.rows}
+    bold = {row[0].text: row[4].is_bold for row in table.rows}
     assert bold == {"slow": False, "fast": True, "near": True}
     assert [row[0].text for row in table.rows] == list(COSTS)  # in the order of the runs
-    assert table.headings[2] == "median (kB)"
-    assert [cell.text for cell in table.rows[0][:5]] == ["slow", "5/5", "61.5", "57.0", "66.0"]
-    assert table.rows[0][5].value == pytest.approx(2.05, abs=0.01)  # times the best
-    assert table.groups == (("", 2), ("bytes to loss 0.1", 3), ("times fast", 4))
+    assert table.headings[4] == "median (kB)"
+    cells = ["slow", "5/5", "5/5", "0.1", "61.5", "[57.0,", "66.0]"]
+    assert [cell.text for cell in table.rows[0][:7]] == cells
+    assert table.rows[0][5].value == pytest.approx(57.0)
+    assert table.rows[0][7].value == pytest.approx(2.05, abs=0.01)  # times the best
+    brackets = "Brackets: 94 % intervals of the median (order statistics); "
+    assert table.notes[0] == f"{brackets}95 % t-intervals of the ratio of paired costs."
+    assert table.groups == (("", 4), ("bytes to loss 0.1", 3), ("times fast", 4))
 
 
 def test_a_sentence_for_each_pair():
@@ -87,7 +91,7 @@ def test_three_seeds_make_no_verdict_and_nothing_bold():
     table = found.table()
     assert not any(cell.is_bold for row in table.rows for cell in row)
     assert "Nothing is bold: no verdict from 3 seeds" in table.to_text()
-    assert table.notes[0].startswith("The interval (low, high) of a median is of 75 %")
+    assert table.notes[0].startswith("Brackets: 75 % intervals of the median")
     assert [row[-1].text for row in table.rows] == ["-", "", "-"]
 
 
@@ -95,23 +99,24 @@ def test_methods_that_do_not_reach_the_target():
     costs = COSTS | {"lost": (math.inf,) * 5, "half": (12.0, 13.0, 11.0, math.inf, math.inf)}
     found = compare_costs(histories(costs), target="loss:0.1,hold=0")
     cells = {row[0].text: [cell.text for cell in row[1:]] for row in found.table().rows}
-    assert cells["lost"][:7] == ["0/5", "-", "-", "-", "-", "-", "-"]
-    assert cells["half"][:5] == ["3/5", "39.0", "33.0", "-", "-"]
+    assert cells["lost"][:9] == ["0/5", "0/5", "0.9", "-", "-", "-", "-", "-", "-"]
+    assert cells["half"][:7] == ["3/5", "3/5", "0.1", "39.0", "[33.0,", "-]", "-"]
     # Five seeds cannot tell half from fast among ten pairs, but lost has no cost to be bold.
     assert found.tied == {"fast", "near", "half"}
     assert found.level == 1 - 2 / 2**5  # the range of five seeds, not 95 %
-    assert "A dash stands where runs did not reach the target" in " ".join(found.table().notes)
+    assert "Dashes: runs did not reach the target" in " ".join(found.table().notes)
     never = compare_costs(histories(), target="loss:1e-9,hold=0")
     assert never.tied == frozenset()
     assert "cannot be compared" in never.sentences()[0]
     table = never.table()
-    assert table.headings[2] == "median (B)"
-    assert {cell.text for row in table.rows for cell in row[2:]} == {"-"}
+    assert table.headings[4] == "median (B)"
+    assert {cell.text for row in table.rows for cell in row[4:]} == {"-"}
 
 
 def test_one_method_and_one_seed():
     table = fp.table([history("fast", 0, 10.0)], target="loss:0.1,hold=0")
-    assert [cell.text for cell in table.rows[0]] == ["fast", "1/1", "30.0", "30.0", "30.0"]
+    cells = ["fast", "1/1", "1/1", "0.1", "30.0", "[30.0,", "30.0]"]
+    assert [cell.text for cell in table.rows[0]] == cells
     assert compare_costs([history("fast", 0, 1.0)], target="loss:0.1,hold=0").sentences() == []
 
 
@@ -190,7 +195,7 @@ def test_latex_is_well_formed():
     assert rows[3].strip().startswith("{[}0, 1]")
     text = fp.table(histories(), target="loss:0.1,hold=0").to_latex()
     check_latex(text)
-    assert r"\cmidrule(lr){3-5} \cmidrule(lr){6-9}" in text
+    assert r"\cmidrule(lr){5-7} \cmidrule(lr){8-11}" in text
     plain = Table(("a", "b"), ((Cell("x"), Cell("1")),)).to_latex()
     check_latex(plain)
     assert "caption" not in plain

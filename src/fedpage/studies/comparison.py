@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from fedpage.core.columns import Cost
+import numpy as np
+
+from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.target import Target, TargetLike
+from fedpage.report.summary import end_value
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
@@ -33,24 +37,66 @@ _MOST_PAIRS = 10
 """The most pairs of which each has a sentence; of more, those with the best have."""
 
 
+class AtEnd(NamedTuple):
+    """How runs of a method end: how many at the target, and the median value of its column."""
+
+    at_target: int
+    value: float
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The costs of methods to a target, on seeds that they share.
 
     Attributes:
-        costs: By method, the cost of each seed, interpolated between records; inf where the target
+        costs: By method, the cost of each seed, interpolated between records; inf if the target
             was not reached.
-        goal: What was to be reached, such as "gradient norm 0.01".
+        ends: By method, how its runs end.
+        target: The target.
         cost: The cost.
         title: What the runs are about, for the caption.
         remarks: Further notes of the table.
     """
 
     costs: Mapping[str, Mapping[int, float]]
-    goal: str
+    ends: Mapping[str, AtEnd]
+    target: Target
     cost: Cost
     title: str = ""
     remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_runs(
+        cls,
+        groups: Mapping[str, Sequence[History]],
+        target: Target,
+        cost: str | Cost,
+        title: str = "",
+        remarks: tuple[str, ...] = (),
+    ) -> Comparison:
+        """Compare runs that are grouped by method.
+
+        Raises:
+            InputError: A method has two runs with one seed, or a column is not recorded.
+        """
+        cost = Cost.parse(cost)
+        costs: dict[str, dict[int, float]] = {}
+        ends = {}
+        for label, runs in groups.items():
+            own = costs.setdefault(label, {})
+            for number, run in enumerate(runs):
+                seed = int(run.meta.get("seed", number))
+                if seed in own:
+                    raise InputError(f"{label} has two runs with seed {seed}; leave one out")
+                own[seed] = run.cost_to(target, cost)
+            values = [end_value(run, target.column) for run in runs]
+            ends[label] = AtEnd(sum(run.ends_at(target) for run in runs), float(np.median(values)))
+        return cls(costs, ends, target, cost, title, remarks)
+
+    @property
+    def goal(self) -> str:
+        """What was to be reached, such as "gradient norm 0.01"."""
+        return self.target.title
 
     @cached_property
     def judgements(self) -> dict[str, CostSample]:
@@ -70,14 +116,14 @@ class Comparison:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """All pairs, adjusted by Holm's method; the one with the less median cost is the first."""
+        """All pairs, adjusted by Holm's method, the method with the smaller median first."""
         return compare_pairs({name: self.costs[name] for name in self.judgements})
 
     @property
     def tied(self) -> frozenset[str]:
-        """The best method and those not told from it; none where the seeds are too few.
+        """The best method and all methods not significantly different from it.
 
-        A method whose median did not reach the target is not among them.
+        It is empty with too few seeds. A method whose median did not reach the target is left out.
         """
         found = tied_with_best(self.best, self.pairs)
         return frozenset(n for n in found if math.isfinite(self.judgements[n].median))
@@ -103,40 +149,36 @@ class Comparison:
         return [f"{pair.sentence(self.noun)}." for pair in shown]
 
     def table(self) -> Table:
-        """Make a table with medians, intervals and ratios to the best.
+        """Make a table with medians, intervals, ends of runs and ratios to the best.
 
-        Bold are the best median and those that the seeds do not tell from it.
+        Bold are the best median and the medians that do not differ significantly from it.
         """
         median = self.judgements[self.best].median
         scale, unit = scale_unit(median if math.isfinite(median) else 0.0, self.cost.column.unit)
         heading = f"median ({unit.strip()})" if unit.strip() else "median"
-        columns = ["method", "reached", heading, "low", "high"]
-        groups = [("", 2), (f"{self.noun} to {self.goal}", 3)]
+        columns = ["method", "reached", "at end", "end value", heading, "low", "high"]
+        groups = [("", 4), (f"{self.noun} to {self.goal}", 3)]
         if self.pairs:
             columns += ["ratio", "low", "high", "p"]
             groups.append((f"times {self.best}", 4))
-        rows = [
-            (
+        rows = []
+        for name in self.costs:
+            found, end = self.judgements[name], self.ends[name]
+            values = [value / scale for value in (found.median, found.low, found.high)]
+            middle, low, high = (Cell(_three_digits(value), value) for value in values)
+            row = [
                 Cell(name),
                 Cell(f"{found.reached}/{found.seeds}"),
-                *(
-                    Cell(
-                        _three_digits(value / scale),
-                        value / scale,
-                        number == 0 and name in self.tied,
-                    )
-                    for number, value in enumerate((found.median, found.low, found.high))
-                ),
-                *(self._ratio_cells(name) if self.pairs else ()),
-            )
-            for name in self.costs
-            for found in (self.judgements[name],)
-        ]
+                Cell(f"{end.at_target}/{found.seeds}"),
+                Cell("-" if math.isnan(end.value) else f"{end.value:.3g}", end.value),
+                replace(middle, is_bold=name in self.tied),
+                *_in_brackets(low, high),
+            ]
+            rows.append((*row, *(self._ratio_cells(name) if self.pairs else ())))
         caption = f"{self.noun.capitalize()} to {self.goal}, medians over {self.seeds} seeds."
         caption = f"{self.title}: {caption}" if self.title else caption
-        return Table(
-            tuple(columns), tuple(rows), caption, (*self._notes(), *self.remarks), tuple(groups)
-        )
+        notes = (*self._notes(), *self.remarks)
+        return Table(tuple(columns), tuple(rows), caption, notes, tuple(groups))
 
     def _ratio_cells(self, name: str) -> tuple[Cell, ...]:
         """Return the ratio to the best, its interval and its p-value."""
@@ -147,42 +189,49 @@ class Comparison:
         if pair is None:  # no shared seed
             return (Cell("-", math.nan),) * 4
         pair = pair if pair.first == name else pair.swap()
-        cells = [
+        ratio, low, high = (
             Cell("-" if math.isnan(value) else format_beside(value, 1.0), value)
             for value in pair.interval
-        ]
+        )
         p = pair.adjusted
         shown = "-" if p is None else format_p(p).removeprefix("p ").removeprefix("= ")
-        return *cells, Cell(shown, math.nan if p is None else p)
+        return ratio, *_in_brackets(low, high), Cell(shown, math.nan if p is None else p)
 
     @property
     def level(self) -> float:
-        """The probability with which the interval of a median holds it, the least of all."""
+        """The least probability with which the interval of a median holds it."""
         return min((found.level for found in self.judgements.values()), default=0.0)
 
     def _notes(self) -> tuple[str, ...]:
-        notes = [
-            f"The interval (low, high) of a median is of {100 * self.level:.0f} %, by order "
-            "statistics"
-        ]
-        if not self.pairs:
-            return (f"{notes[0]}.",)
-        notes[0] += (
-            ". That of a ratio is of 95 %, by Student's t on the logarithms of paired costs. p is "
-            "adjusted by Holm's method for all pairs, the intervals are not."
+        brackets = f"Brackets: {100 * self.level:.0f} % intervals of the median (order statistics)"
+        notes = [f"{brackets}."]
+        if self.pairs:
+            notes = [f"{brackets}; 95 % t-intervals of the ratio of paired costs."]
+            notes.append("p: adjusted by Holm's method for all pairs.")
+        notes.append(
+            f"At end: runs whose last record is at the target; end value: median {self._column}."
         )
         if self.tied:
             notes.append(
-                "Bold: the least median, and those that paired seeds do not tell from it "
+                "Bold: the least median, and medians that do not differ significantly from it "
                 f"(p at least {ALPHA:g})."
             )
-        elif self.seeds < MIN_SEEDS:
+        elif self.pairs and self.seeds < MIN_SEEDS:
             notes.append(f"Nothing is bold: {no_verdict(self.seeds)}.")
         if any(not math.isfinite(cost) for costs in self.costs.values() for cost in costs.values()):
-            notes.append(
-                "A dash stands where runs did not reach the target; p is then of the rank-sum test."
-            )
+            notes.append("Dashes: runs did not reach the target; p is then of the rank-sum test.")
         return tuple(notes)
+
+    @property
+    def _column(self) -> str:
+        return describe_column(self.target.column).label
+
+
+def _in_brackets(low: Cell, high: Cell) -> tuple[Cell, Cell]:
+    """Write an interval over two columns, "[1.2," and "3.4]"."""
+    if {low.text, high.text} == {"-"}:
+        return low, high
+    return replace(low, text=f"[{low.text},"), replace(high, text=f"{high.text}]")
 
 
 def _three_digits(value: float) -> str:
@@ -217,16 +266,7 @@ def compare_costs(
     if not runs or wrong:
         found = short_repr(wrong[0]) if wrong else "none"
         raise InputError(f"give histories, as fp.sweep returns them, not {found}")
-    cost, goal = Cost.parse(cost), Target.parse(target)
-    costs: dict[str, dict[int, float]] = {}
-    for label, group in by_method(runs).items():
-        own = costs.setdefault(label, {})
-        for number, run in enumerate(group):
-            seed = int(run.meta.get("seed", number))
-            if seed in own:
-                raise InputError(f"{label} has two runs with seed {seed}; leave one of them out")
-            own[seed] = run.cost_to(goal, cost)
-    return Comparison(costs, goal.title, cost)
+    return Comparison.of_runs(by_method(runs), Target.parse(target), cost)
 
 
 def table(
@@ -252,7 +292,7 @@ def table(
     >>> import fedpage as fp
     >>> problem = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
     >>> runs = fp.sweep(problem, [fp.PAGE(S=5), fp.FedAvg(S=5)], rounds=40, seeds=5)
-    >>> fp.table(runs, target=0.1, cost="round").headings
-    ('method', 'reached', 'median', 'low', 'high', 'ratio', 'low', 'high', 'p')
+    >>> fp.table(runs, target=0.1, cost="round").headings[:7]
+    ('method', 'reached', 'at end', 'end value', 'median', 'low', 'high')
     """
     return compare_costs(histories, target=target, cost=cost).table()

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedpage.core.columns import Cost
 from fedpage.core.target import Target
 from fedpage.report.plots import FigureRuns
 from fedpage.report.summary import end_value
@@ -114,9 +113,9 @@ class StudyResults:
             return found
         best: dict[tuple[str, str], tuple[tuple[object, ...], Curve]] = {}
         for curve in found:
-            costs = self._costs(curve, target, cost)
+            costs = tuple(run.cost_to(target, cost) for run in self._runs_of(curve))
             if costs:
-                order = (*CostSample(tuple(costs.values())).order, self._end(curve, target))
+                order = (*CostSample(costs).order, self._end(curve, target))
                 place = (curve.problem, curve.method)
                 if place not in best or order < best[place][0]:
                     best[place] = (order, curve)
@@ -147,40 +146,28 @@ class StudyResults:
                         own[name].append(value)
         return found
 
-    def _costs(self, curve: Curve, target: Target, cost: str) -> dict[int, float]:
-        """Return the cost of each seed to the target."""
-        found = {}
-        for seed in self.config.seed_list:
-            history = self.runs.get(key_of(curve, seed))
-            if history is not None:
-                found[seed] = history.cost_to(target, cost)
-        return found
-
     def comparisons(self) -> dict[str, Comparison]:
         """Compare the costs to the target, by table and problem."""
         parts = self.config.tables or [TableConfig()]
         found = {}
         for number, part in enumerate(parts, start=1):
             target, cost = part.target or self.config.target, part.cost or self.config.cost
-            groups: dict[str, list[Curve]] = {}
+            chosen: dict[str, list[Curve]] = {}
             for curve in self._select(part, target, cost):
-                groups.setdefault(curve.problem, []).append(curve)
+                chosen.setdefault(curve.problem, []).append(curve)
             grids = self._grids(part)
-            shown = _shown_names(groups.values(), grids, ["problem"])
-            for problem, curves in groups.items():
+            shown = _shown_names(chosen.values(), grids, ["problem"])
+            for problem, curves in chosen.items():
                 labels = {_label(curve, shown): curve for curve in curves}
-                costs = {
-                    label: paid
-                    for label, curve in labels.items()
-                    if (paid := self._costs(curve, target, cost))
-                }
-                if not costs:
+                groups = {label: self._runs_of(curve) for label, curve in labels.items()}
+                groups = {label: runs for label, runs in groups.items() if runs}
+                if not groups:
                     continue
                 title = part.title or self.problems[problem].title
                 stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
                 name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
-                notes = _edge_notes(labels, grids)
-                found[name] = Comparison(costs, target.title, Cost.parse(cost), title, notes)
+                remarks = _edge_notes(labels, grids)
+                found[name] = Comparison.of_runs(groups, target, cost, title, remarks)
         return found
 
 
