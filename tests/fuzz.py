@@ -45,7 +45,7 @@ from fedpage.cli.run_config import RunCommand
 from fedpage.codecs import Codec
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
-from fedpage.data import libsvm
+from fedpage.data import Sparse, libsvm
 from fedpage.engine import faults
 from fedpage.engine.faults import Faults, FaultSampler
 from fedpage.engine.simulate import prepare
@@ -186,10 +186,10 @@ def slow_libsvm(text: bytes, features: int | None, one_based: bool) -> tuple[Any
     return labels, indptr, indices, values, widest - lowest + 1 if features is None else features
 
 
-def same_parsed(found: libsvm.LibsvmRows, expected: tuple[Any, ...]) -> bool:
+def same_parsed(found: tuple[Any, Sparse], expected: tuple[Any, ...]) -> bool:
     kinds = (np.float64, np.int64, np.int32, np.float64)
-    arrays: tuple[Any, ...] = found[:4]
-    return found.features == expected[4] and all(
+    arrays: tuple[Any, ...] = (found[0], *found[1][:3])
+    return found[1].features == expected[4] and all(
         array.dtype == kind and array.tobytes() == np.array(plain, dtype=kind).tobytes()
         for array, plain, kind in zip(arrays, expected[:4], kinds, strict=True)
     )

@@ -415,7 +415,7 @@ def test_a_name_may_have_settings_as_on_the_command_line():
         ("digits:colour=1", "colour"),
         ("digits:classes=x", "with numbers"),
         ("digits:classes=3", "classes must be 2"),
-        ("a9a:rows=3", "no settings"),
+        ("a9a:rows=3", "unknown 'rows'"),
     ):
         with pytest.raises(InputError, match=word):
             fp.load(text)

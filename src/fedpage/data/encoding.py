@@ -20,11 +20,13 @@ from fedpage.data.frames import DataTable, FrameReader, check_names, is_number, 
 
 MISSING_VALUE = "(missing)"
 """The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
-MISSING_CELL = (
+MISSING_LABEL = (
     'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave '
-    'such rows out, or "mean" to fill them in'
+    "such rows out"
 )
+MISSING_CELL = f'{MISSING_LABEL}, or "mean" to fill them in'
 MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row out"
+INFINITE = "inf is not a finite number; correct it"
 _FORMAT = "fedpage-encoding-1"
 _SPARSE_BELOW = 0.25
 """Features are sparse if less than this share of the first rows' entries is non-zero."""
@@ -140,7 +142,7 @@ class Encoding:
             if absent.all():
                 raise InputError(
                     f"{table.source}: column {name!r} has no value in any row; leave it out with "
-                    "drop= (--drop)"
+                    f"drop=({name!r},)"
                 )
             if not table.is_text(name):
                 columns.append(_fit_numbers(table, name, standardise, missing))
@@ -232,25 +234,19 @@ class Encoding:
     def describe(self) -> dict[str, Any]:
         """Return a summary in plain values: the numbers, the categories and what was done."""
         categories = [c for c in self.columns if isinstance(c, CategoryColumn)]
+        fills = [getattr(c, "fill", None) for c in self.columns]
+        has_filled = any(c.has_missing for c in categories) or fills.count(None) < len(fills)
         return {
             "numbers": len(self.columns) - len(categories),
             "categories": {c.name: len(c.values) for c in categories},
             "features": len(self.feature_names),
             "standardised": self.standardised,
-            "missing_filled": self.fills_missing,
+            "missing_filled": has_filled,
             "dropped_rows": self.dropped_rows,
             "label": self.label,
             "client": self.client,
             "left_out": list(self.left_out),
         }
-
-    @property
-    def fills_missing(self) -> bool:
-        """Whether missing cells are replaced."""
-        return any(
-            c.has_missing if isinstance(c, CategoryColumn) else c.fill is not None
-            for c in self.columns
-        )
 
     def to_json(self) -> str:
         """Return the encoding as JSON, from which `from_json` makes an equal one."""
@@ -305,7 +301,9 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
     if not standardise and missing == "error":
         return NumberColumn(name, is_bool=is_bool)
     numbers = table.numbers(name)
-    _check_finite(table, name, numbers, "" if missing == "mean" else MISSING_CELL)
+    table.refuse(np.isinf(numbers), name, INFINITE)
+    if missing != "mean":
+        table.refuse(np.isnan(numbers), name, MISSING_CELL)
     blocks = [numbers[at : at + _BLOCK] for at in range(0, len(numbers), _BLOCK)]
     present = numbers[~np.isnan(numbers)]
     least, most = float(present.min()), float(present.max())
@@ -336,16 +334,6 @@ def _sum(block: Vector) -> float:
         return math.fsum(block[~np.isnan(block)])
     except OverflowError:
         return math.inf
-
-
-def _check_finite(table: DataTable, name: str, numbers: Vector, missing: str) -> None:
-    """Raise InputError for an infinite number, or for a missing one unless `missing` is ""."""
-    infinite = np.isinf(numbers)
-    if infinite.any():
-        value = numbers[infinite][0]
-        table.refuse(infinite, name, f"{value} is not a finite number; correct it")
-    if missing:
-        table.refuse(np.isnan(numbers), name, missing)
 
 
 def encode(
@@ -409,7 +397,9 @@ def _encode_numbers(table: DataTable, spec: NumberColumn, advice: str) -> Vector
     else:
         numbers = table.numbers(name)
     if not np.isfinite(numbers).all():
-        _check_finite(table, name, numbers, advice if spec.fill is None else "")
+        table.refuse(np.isinf(numbers), name, INFINITE)
+        if spec.fill is None:
+            table.refuse(np.isnan(numbers), name, advice)
         numbers = np.where(np.isnan(numbers), spec.fill or 0.0, numbers)
     if spec.mean == 0.0 and spec.scale == 1.0:
         return numbers

@@ -7,7 +7,8 @@ import io
 import mmap
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -124,6 +125,14 @@ def short_list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+def _check_header(names: Sequence[Any], source: str) -> None:
+    """Check that the names of columns are different strings."""
+    for name, count in Counter(names).items():
+        if not isinstance(name, str) or count > 1:
+            reason = "occurs twice" if count > 1 else "is not a string"
+            raise InputError(f"{source}: the column name {short_repr(name)} {reason}; rename it")
+
+
 # Frames of other libraries
 
 
@@ -142,12 +151,6 @@ class FrameReader:
     def __init__(self, frame: Any, source: str) -> None:
         self.source, self._columns = source, _open(frame, source)
         self.names = list(self._columns)
-        for name in self.names:
-            if not isinstance(name, str):
-                raise InputError(
-                    f"{source}: the column name {short_repr(name)} is not a string; use "
-                    "df.columns = df.columns.astype(str) or fp.Dataset.from_arrays"
-                )
 
     def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
         """Read columns, those in `text` as text whatever their type."""
@@ -167,8 +170,6 @@ class FrameReader:
 
 def _open(frame: Any, source: str) -> Mapping[str, Any]:
     """Return the columns of a frame by name."""
-    if isinstance(frame, Mapping):
-        return frame
     if isinstance(frame, pl.LazyFrame):
         raise InputError(f"{source}: the frame is lazy; call .collect() first")
     if isinstance(frame, (list, tuple)) and frame and isinstance(frame[0], Mapping):
@@ -179,7 +180,7 @@ def _open(frame: Any, source: str) -> Mapping[str, Any]:
                     f"{source}, row {number} (the first is 0): every row must have the names of "
                     f"the first; different: {short_repr(sorted(map(str, different)))}"
                 )
-        return {name: [row[name] for row in frame] for name in frame[0]}
+        frame = {name: [row[name] for row in frame] for name in frame[0]}
     try:
         # pandas has iloc; it could export to arrow only if pyarrow is installed
         if not hasattr(frame, "iloc") and hasattr(frame, "__arrow_c_stream__"):
@@ -188,7 +189,7 @@ def _open(frame: Any, source: str) -> Mapping[str, Any]:
             from pyarrow.interchange import from_dataframe
 
             frame = pl.DataFrame(from_dataframe(frame))
-        names = list(frame.columns)
+        names = list(frame if isinstance(frame, Mapping) else frame.columns)
     except pl.exceptions.DuplicateError:
         names = ["", ""]
     except (AttributeError, ImportError):
@@ -196,8 +197,7 @@ def _open(frame: Any, source: str) -> Mapping[str, Any]:
             f"{source}: expected a frame (pandas, polars, pyarrow), columns {{name: values}} or "
             f"rows [{{name: value}}], not {type(frame).__name__}"
         ) from None
-    if len(set(names)) < len(names):
-        raise InputError(f"{source}: a column name occurs twice; rename one")
+    _check_header(names, source)
     return {name: frame[name] for name in names}
 
 
@@ -294,9 +294,7 @@ class DelimitedReader:
                 "where column names are expected; add a first line with a name for each column"
             )
         self.names = [name or f"column {at}" for at, name in enumerate(names, start=1)]
-        for name in self.names:
-            if self.names.count(name) > 1:
-                raise InputError(f"{self.source}: two columns are named {name!r}; rename one")
+        _check_header(self.names, self.source)
 
     def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
         """Read columns, each as numbers if every cell is a number, a boolean or missing.
@@ -366,17 +364,15 @@ class DelimitedReader:
         polars refuses a row with too many cells, so counting the delimiters is enough.
         """
         content, width = np.frombuffer(self._content, dtype=np.uint8), len(self.names)
-        count = quotes = 0
+        count, is_quoted = 0, False
         for start in range(0, len(content), 1 << 20):
             block = content[start : start + (1 << 20)]
             is_delimiter, is_quote = block == ord(self.delimiter), block == ord('"')
-            if quotes % 2 or is_quote.any():  # a delimiter after an odd number of quotes is quoted
-                marks = np.flatnonzero(is_quote)
-                before = quotes + np.searchsorted(marks, np.flatnonzero(is_delimiter))
-                count += int(np.count_nonzero(before % 2 == 0))
-                quotes += len(marks)
-            else:
-                count += int(np.count_nonzero(is_delimiter))
+            if is_quoted or is_quote.any():  # a delimiter after an odd number of quotes is quoted
+                is_quote[0] ^= is_quoted
+                inside = np.logical_xor.accumulate(is_quote)
+                is_quoted, is_delimiter = bool(inside[-1]), is_delimiter & ~inside
+            count += int(np.count_nonzero(is_delimiter))
         return width > 1 and count == (width - 1) * (rows + 1)
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:

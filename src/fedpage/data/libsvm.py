@@ -10,14 +10,14 @@ from __future__ import annotations
 import io
 import math
 import re
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.core.validate import check_whole
+from fedpage.data.dataset import Sparse
 
 _LARGEST = 2**31 - 2
 _WIDEST = 20_000_000
@@ -26,19 +26,9 @@ _INTEGER = re.compile(rb"[+-]?[0-9]+\Z")
 _NUMBER = re.compile(rb"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 
 
-class LibsvmRows(NamedTuple):
-    """The content of a file: labels (n,) as written, and a CSR matrix with 0-based indices."""
-
-    y: Vector
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values: Vector
-    features: int
-
-
 def parse(
     text: bytes, *, features: int | None, one_based: bool = True, source: str = "<bytes>"
-) -> LibsvmRows:
+) -> tuple[Vector, Sparse]:
     r"""Parse LIBSVM text.
 
     Args:
@@ -47,10 +37,13 @@ def parse(
         one_based: whether indices begin at 1, or else at 0.
         source: the name of the text in errors.
 
+    Returns:
+        The labels (n,) as written, and the features with indices that begin at 0.
+
     Raises:
         InputError: a line is malformed; the message names the line and the token.
 
-    >>> parse(b"+1 1:0.5 3:2\n-1 2:1\n", features=3).indices.tolist()
+    >>> parse(b"+1 1:0.5 3:2\n-1 2:1\n", features=3)[1].indices.tolist()
     [0, 2, 1]
     """
     from sklearn.datasets import load_svmlight_file
@@ -87,13 +80,8 @@ def parse(
             f"{source}: the largest index is {width - (not one_based):,}; if it is correct, give "
             "the number of features"
         )
-    return LibsvmRows(
-        np.ascontiguousarray(y, dtype=np.float64),
-        matrix.indptr.astype(np.int64),
-        indices.astype(np.int32),
-        matrix.data.astype(np.float64),
-        width if features is None else int(features),
-    )
+    matrix.resize(len(y), features or width)
+    return np.ascontiguousarray(y, dtype=np.float64), Sparse.from_scipy(matrix)
 
 
 def _raise_first_error(text: bytes, features: int, one_based: bool, source: str) -> NoReturn:

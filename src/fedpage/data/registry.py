@@ -17,7 +17,8 @@ import numpy as np
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import check_file as check_path
 from fedpage.core.files import replace_file
-from fedpage.core.spec import Registry, Spec, parse
+from fedpage.core.spec import Registry, parse
+from fedpage.core.types import Vector
 from fedpage.core.validate import choice, flag
 from fedpage.data import libsvm
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
@@ -72,6 +73,16 @@ class LibsvmFile:
     def offline_hint(self) -> str:
         """How the file comes to a machine without a network."""
         return f"or get {self.address} elsewhere and `fedpage data add {self.file}`"
+
+    def make(self) -> Dataset:
+        """Load the file, if it is on this machine."""
+        found = find(self)
+        if found is None:
+            raise InputError(
+                f"data set {self.name!r} is not on this machine: run `fedpage data fetch "
+                f"{self.name}`; {self.offline_hint}"
+            )
+        return _check_content(self, found, *_parse(found, self.features, True))
 
 
 @dataclass(frozen=True)
@@ -193,18 +204,17 @@ class TableOptions:
     encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
-        names = [self.label, self.client]
+        names = [name for name in (self.label, self.client) if name is not None]
         for option in ("drop", "columns", "categorical"):
             value = getattr(self, option)
             if isinstance(value, str):
                 object.__setattr__(self, option, (value,))
-            elif isinstance(value, (list, tuple)):
-                names += value
-            elif value is not None:
-                raise InputError(f"{option} must be a list of column names")
-        for name in names:
-            if not isinstance(name, (str, type(None))):
-                raise InputError(f"label, client, drop: {short_repr(name)} is not a name")
+            names += value if isinstance(value, (list, tuple)) else [value or ""]
+        if not all(isinstance(name, str) for name in names):
+            raise InputError(
+                "label and client must be column names, and drop, columns and categorical lists of "
+                f"them: {short_repr(names)}"
+            )
         choice("table", "missing", self.missing, ("error", "drop", "mean"))
         flag("table", "standardise", self.standardise)
         if self.encoding is not None and not hasattr(self.encoding, "feature_names"):
@@ -281,71 +291,47 @@ def load(
     # a Path is a path, even if a data set has the same name
     spec = parse(path) if isinstance(path, str) and path.partition(":")[0] in DATASETS else None
     entry = DATASETS[spec.name] if spec else None
-    own = signature(entry.make).parameters if isinstance(entry, Embedded) else {}
+    own = signature(entry.make).parameters if entry else {}
     unknown = sorted(set(options) - set(own))
     if unknown:
         hint = did_you_mean(unknown[0], [*own, *signature(load).parameters])
         hint = hint or f" it has {', '.join(own) or 'no options'}"
         raise InputError(f"data set {str(path)!r} has no option {', '.join(unknown)};{hint}")
-    if entry is None and table_suffix(file):
+    suffix = "" if entry else table_suffix(file)
+    found = file if entry or suffix else _find_file(path)
+    if table.given and suffix in ("", ".npz"):
+        noun = "this data set" if entry else f"{suffix or 'LIBSVM'} files"
+        raise InputError(
+            f"{path}: {', '.join(table.given)} is for tables (.csv, .tsv, .parquet), not for {noun}"
+        )
+    if suffix:
         from fedpage.data import tables  # it imports polars, which takes time
 
         return tables.load_table(file, table, name)
-    if table.given:
-        if entry is None:
-            _check_format(file)
-        noun = "LIBSVM files" if entry is None else "this data set"
-        raise InputError(
-            f"{path}: {', '.join(table.given)} is for tables (.csv, ...), not for {noun}"
-        )
-    if isinstance(entry, Embedded) and spec is not None:
+    if entry and spec:
         data = spec.build(entry.make, "data set", **options)
-    elif isinstance(entry, LibsvmFile) and spec is not None:
-        data = _load_registered(spec, entry)
-    else:
-        data = _load_path(path, features, one_based)
-    return data if name is None else replace(data, name=name)
+        return replace(data, name=name or data.name)
+    y, matrix = _parse(found, features, one_based)
+    return Dataset(name or found.name, matrix, *encode_labels(found.name, y))
 
 
-def _load_registered(spec: Spec, item: LibsvmFile) -> Dataset:
-    """Load the file of a data set of DATASETS."""
-    if spec.values or spec.settings:
-        raise InputError(f"data set {spec.name!r} is a file and has no settings")
-    found = find(item)
-    if found is None:
-        raise InputError(
-            f"data set {spec.name!r} is not on this machine: run `fedpage data fetch {spec.name}`; "
-            f"{item.offline_hint}"
-        )
-    return _check_content(item, found, _parse(found, item.features, True))
-
-
-def _load_path(path: str | os.PathLike[str], features: int | None, one_based: bool) -> Dataset:
-    """Load a LIBSVM file; the suffix of a compressed one may be left out."""
+def _find_file(path: str | os.PathLike[str]) -> Path:
+    """Find a LIBSVM file; the suffix of a compressed one may be left out."""
     file = Path(path)
-    _check_format(file)
-    for candidate in [file.with_name(file.name + end) for end in SUFFIXES] if file.name else []:
-        if candidate.is_file():
-            return _to_dataset(candidate.name, _parse(candidate, features, one_based))
-    if not isinstance(path, str) or os.sep in path or file.suffix:
-        check_file(file)
-    if not path:
-        raise InputError("no data set was named; `fedpage data list` shows them")
-    raise InputError(f"{DATASETS.unknown(str(path))}, or give the path of a file")
-
-
-def _check_format(path: Path) -> None:
-    """Refuse a directory, and a table of a format that is not read."""
-    if path.name and path.is_dir():
-        raise InputError(f"{path} is a directory; give the path of a file")
-    if path.suffix.lower() in _FRAME_SUFFIXES:
+    if file.suffix.lower() in _FRAME_SUFFIXES:
         raise InputError(
             f"{path}: files of this kind are not read here; save it as CSV, or read it by pandas "
             "or polars and give the frame to fp.Dataset.from_frame"
         )
+    for candidate in [file.with_name(file.name + end) for end in SUFFIXES] if file.name else []:
+        if candidate.is_file():
+            return candidate
+    if path and (not isinstance(path, str) or os.sep in path or file.suffix or file.is_dir()):
+        check_file(file)
+    raise InputError(f"{DATASETS.unknown(str(path))}, or give the path of a file")
 
 
-def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.LibsvmRows:
+def _parse(path: Path, features: int | None, one_based: bool) -> tuple[Vector, Sparse]:
     """Parse a file, or read the arrays that were cached when the same bytes were parsed before.
 
     The cache saves the import of scikit-learn, which takes longer than a thousand rounds.
@@ -358,20 +344,17 @@ def _parse(path: Path, features: int | None, one_based: bool) -> libsvm.LibsvmRo
         stored.open("rb") as cached,
         np.load(cached, allow_pickle=False) as arrays,
     ):
-        y, indptr, indices, values, width = (arrays[n] for n in libsvm.LibsvmRows._fields)
-        return libsvm.LibsvmRows(y, indptr, indices, values, int(width))
-    rows = libsvm.parse(read_bytes(path), features=features, one_based=one_based, source=str(path))
+        indptr, indices, values, width = (arrays[name] for name in Sparse._fields)
+        return arrays["y"], Sparse(indptr, indices, values, int(width))
+    y, matrix = libsvm.parse(
+        read_bytes(path), features=features, one_based=one_based, source=str(path)
+    )
     with contextlib.suppress(OSError):  # a home that cannot be written only costs speed
         buffer = io.BytesIO()
-        np.savez(buffer, **rows._asdict())
+        np.savez(buffer, y=y, **matrix._asdict())
         stored.parent.mkdir(parents=True, exist_ok=True)
         replace_file(stored, buffer.getvalue())
-    return rows
-
-
-def _to_dataset(name: str, rows: libsvm.LibsvmRows, note: str = "") -> Dataset:
-    y, classes = encode_labels(name, rows.y)
-    return Dataset(name, Sparse(*rows[1:]), y, classes=classes, note=note)
+    return y, matrix
 
 
 def verify(item: LibsvmFile, path: Path) -> Dataset:
@@ -381,16 +364,16 @@ def verify(item: LibsvmFile, path: Path) -> Dataset:
         InputError: the content differs; the message says in what.
     """
     rows = libsvm.parse(read_bytes(path), features=item.features, source=str(path))
-    return _check_content(item, path, rows)
+    return _check_content(item, path, *rows)
 
 
-def _check_content(item: LibsvmFile, path: Path, rows: libsvm.LibsvmRows) -> Dataset:
+def _check_content(item: LibsvmFile, path: Path, y: Vector, matrix: Sparse) -> Dataset:
     note = "unpinned: only rows, labels and the range of indices were checked"
-    data = _to_dataset(item.name, rows, "" if item.is_pinned else note)
-    labels = tuple(np.unique(rows.y).tolist())
+    note = "" if item.is_pinned else note
+    data = Dataset(item.name, matrix, *encode_labels(item.name, y), note=note)
     for what, expected, found in (
         ("number of rows", item.rows, data.rows),
-        ("labels", item.labels, labels),
+        ("labels", item.labels, tuple(np.unique(y).tolist())),
         ("digest", (item.digest or data.digest)[:12], data.digest[:12]),
     ):
         if found != expected:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +14,14 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset, Label, class_targets, encode_labels
-from fedpage.data.encoding import MISSING_CELL, MISSING_IN_NEW_ROW, Encoding, encode
+from fedpage.data.encoding import (
+    INFINITE,
+    MISSING_CELL,
+    MISSING_IN_NEW_ROW,
+    MISSING_LABEL,
+    Encoding,
+    encode,
+)
 from fedpage.data.files import check_file, table_suffix
 from fedpage.data.frames import (
     DATES,
@@ -29,10 +35,6 @@ from fedpage.data.frames import (
 )
 from fedpage.data.registry import TableOptions
 
-_MISSING_LABEL = (
-    'the value is missing; correct the cell, or give missing="drop" (--missing drop) to leave out '
-    "such rows"
-)
 _MOSTLY = 0.9
 """A column with a larger share of numbers than this is numeric, and other text in it an error."""
 _FEW_VALUES = 20
@@ -48,11 +50,6 @@ _WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?\Z")
 def load_table(path: Path, options: TableOptions, name: str | None = None) -> Dataset:
     """Load a CSV, TSV, parquet or .npz file."""
     if table_suffix(path) == ".npz":
-        if options.given:
-            raise InputError(
-                f"{path.name}: {', '.join(options.given)} is for CSV and parquet; an .npz file has "
-                "arrays named X, y and, if rows have owners, clients"
-            )
         return _load_npz(path, name or path.name)
     return make_dataset(open_table(path), options, name or path.name)
 
@@ -69,141 +66,113 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
     return encoding.transform(encoding.read(open_table(path)))
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Assign a role to each column of a table: label, client ids, feature or not used."""
-
-    label: str
-    client: str | None
-    features: tuple[str, ...]
-    left_out: tuple[str, ...]
-    categorical: frozenset[str]
-
-    @property
-    def used(self) -> list[str]:
-        """The columns to read."""
-        return [*self.features, self.label, *([self.client] if self.client else [])]
-
-    @property
-    def text(self) -> frozenset[str]:
-        """The columns to read as text: categories, and the ids as they are written."""
-        return self.categorical | ({self.client} if self.client else set())
-
-    @classmethod
-    def choose(cls, names: Sequence[str], source: str, options: TableOptions) -> Roles:
-        """Check the names in the options against the names of the columns."""
-        label, client, chosen = options.label, options.client, options.columns
-        encoding, categorical = options.encoding, options.categorical
-        if encoding is not None:
-            encoding.check_names(list(names), source)
-            label = label or encoding.label
-            if client is None and encoding.client in names:
-                client = encoding.client
-            chosen = [column.name for column in encoding.columns]
-            categorical = sorted(encoding.text_columns)
-        if label is None:
-            raise InputError(
-                f"{source}: say which column is the label, as in label={names[-1]!r} "
-                f"(--label on the command line); the columns are {short_list(names)}"
-            )
-        wanted = [*(chosen or ()), *categorical]
-        owner = [] if client is None else [client]
-        check_names([label, *owner, *options.drop, *wanted], names, source)
-        if label == client:
-            raise InputError(f"{source}: {label!r} cannot be both the label and the client ids")
-        taken = {label, client, *options.drop}
-        for name in wanted:
-            if name in taken:
-                raise InputError(
-                    f"{source}: column {name!r} is the label, the client ids or left out, "
-                    "so it cannot be a feature"
-                )
-        others = (name for name in names if name not in taken)
-        features = tuple(dict.fromkeys(others if chosen is None else chosen))
-        if not features:
-            raise InputError(
-                f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
-            )
-        left_out = tuple(name for name in names if name not in (*features, label, client))
-        return cls(label, client, features, left_out, frozenset(categorical))
-
-
 def make_dataset(
     reader: DelimitedReader | FrameReader, options: TableOptions, name: str
 ) -> Dataset:
     """Read and encode a table: the one way from any source to a data set."""
-    roles = Roles.choose(reader.names, reader.source, options)
-    table = reader.read(roles.used, roles.text)
+    label, owner, features, categorical = _choose_columns(reader, options)
+    used = [*features, label, *owner]
+    table = reader.read(used, {*categorical, *owner})
     known, rows = options.encoding, table.rows
-    if rows == 0:
-        raise InputError(f"{table.source}: there are column names but no rows")
-    if known is None:
-        _check_columns(table, roles)
-    _check_text(table, roles.label, is_label=True)
+    for column in () if known else features:
+        _check_index(table, column)
+        _check_text(table, column)
+    _check_text(table, label, is_label=True)
     if options.missing == "drop":
-        absent = np.any([table.is_missing(column) for column in roles.used], axis=0)
-        if absent.all():
-            raise InputError(f"{table.source}: every row has a missing value; none is left")
-        table = table.take(~absent)
-    for column in (roles.label, *([roles.client] if roles.client else [])):
-        table.refuse(table.is_missing(column), column, _MISSING_LABEL)
-    y, classes = _encode_label(table, roles.label, fewest=1 if known else 2)
-    features = replace(table, frame=table.frame.select(roles.features))
+        absent = {column: table.is_missing(column) for column in used}
+        emptiest = max(used, key=lambda column: int(absent[column].sum()))
+        table = table.take(~np.any(list(absent.values()), axis=0))
+    if not table.rows:
+        found = f" without a missing value; most are in column {emptiest!r}" if rows else ""
+        raise InputError(f"{table.source}: there are column names but no rows{found}")
+    for column in (label, *owner):
+        table.refuse(table.is_missing(column), column, MISSING_LABEL)
+    y, classes = _encode_label(table, label, fewest=1 if known else 2)
+    inputs = replace(table, frame=table.frame.select(features))
     fill: Literal["error", "mean"] = "mean" if options.missing == "mean" else "error"
     encoding = replace(
-        known or Encoding.fit(features, standardise=options.standardise, missing=fill),
-        label=roles.label,
-        client=roles.client,
-        left_out=roles.left_out,
+        known or Encoding.fit(inputs, standardise=options.standardise, missing=fill),
+        label=label,
+        client=owner[0] if owner else None,
+        left_out=tuple(column for column in reader.names if column not in used),
         dropped_rows=rows - table.rows,
     )
     advice = MISSING_IN_NEW_ROW if known else MISSING_CELL
     return Dataset(
         name,
-        encode(features, encoding.columns, unknown="error", advice=advice),
+        encode(inputs, encoding.columns, unknown="error", advice=advice),
         y,
         classes=classes,
-        clients=_read_ids(table, roles.client) if roles.client else None,
+        clients=_read_ids(table, owner[0]) if owner else None,
         columns=encoding.feature_names,
         encoding=encoding,
         note=_note(encoding),
     )
 
 
+def _choose_columns(
+    reader: DelimitedReader | FrameReader, options: TableOptions
+) -> tuple[str, list[str], list[str], list[str]]:
+    """Return the label, the column of client ids if any, the features, and the categories."""
+    names, source, encoding = reader.names, reader.source, options.encoding
+    label, client, chosen = options.label, options.client, options.columns
+    categorical = list(options.categorical)
+    if encoding is not None:
+        encoding.check_names(names, source)
+        label = label or encoding.label
+        if client is None and encoding.client in names:
+            client = encoding.client
+        chosen = [column.name for column in encoding.columns]
+        categorical = sorted(encoding.text_columns)
+    if label is None:
+        raise InputError(
+            f"{source}: say which column is the label, as in label={names[-1]!r} "
+            f"(--label on the command line); the columns are {short_list(names)}"
+        )
+    owner = [] if client is None else [client]
+    wanted, taken = [*(chosen or ()), *categorical], [label, *owner, *options.drop]
+    check_names([*taken, *wanted], names, source)
+    for name in [label] if label == client else wanted:
+        if name in taken:
+            raise InputError(
+                f"{source}: column {name!r} is the label, the client ids or left out, so it cannot "
+                "be anything else"
+            )
+    others = (name for name in names if name not in taken)
+    features = list(dict.fromkeys(others if chosen is None else chosen))
+    if not features:
+        raise InputError(
+            f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
+        )
+    return label, owner, features, categorical
+
+
 def _note(encoding: Encoding) -> str:
     """Describe in a line what was done to the table."""
-    categories = encoding.describe()["categories"]
+    facts = encoding.describe()
+    dropped, categories = encoding.dropped_rows, facts["categories"]
     words = (
         f"label {encoding.label!r}",
         f"client ids {encoding.client!r}" if encoding.client else "",
         f"one-hot: {short_list(map(repr, categories))}" if categories else "",
         "numbers standardised" if encoding.standardised else "",
-        "missing values filled in" if encoding.fills_missing else "",
-        f"{encoding.dropped_rows:,} rows with missing values left out"
-        if encoding.dropped_rows
-        else "",
+        "missing values filled in" if facts["missing_filled"] else "",
+        f"{dropped:,} rows with missing values left out" if dropped else "",
         f"without {short_list(map(repr, encoding.left_out))}" if encoding.left_out else "",
     )
     return "; ".join(filter(None, words))
 
 
-def _check_columns(table: DataTable, roles: Roles) -> None:
-    """Refuse a column that cannot be what it should be."""
-    for name in roles.used:
-        is_feature = name in roles.features
-        if table.frame[name].null_count() == table.rows:
-            drop = f"leave it out with drop=({name!r},)" if is_feature else "choose another column"
-            raise InputError(f"{table.source}: column {name!r} has no value in any row; {drop}")
-        if is_feature and name in ("column 1", "Unnamed: 0") and not table.is_text(name):
-            numbers = table.numbers(name)
-            counted = numbers[0] + np.arange(len(numbers))
-            if len(numbers) > 1 and numbers[0] in (0, 1) and np.array_equal(numbers, counted):
-                raise InputError(
-                    f"{table.source}: the first column has no name and counts the rows, as the "
-                    f"index of a frame does; leave it out with drop=({name!r},) (--drop {name!r})"
-                )
-        if is_feature:
-            _check_text(table, name)
+def _check_index(table: DataTable, name: str) -> None:
+    """Refuse a column without a name that counts the rows."""
+    if name in ("column 1", "Unnamed: 0") and not table.is_text(name) and table.rows > 1:
+        numbers = table.numbers(name)
+        counted = numbers[0] + np.arange(len(numbers))
+        if numbers[0] in (0, 1) and np.array_equal(numbers, counted):
+            raise InputError(
+                f"{table.source}: the first column has no name and counts the rows, as the index "
+                f"of a frame does; leave it out with drop=({name!r},) (--drop {name!r})"
+            )
 
 
 def _check_text(table: DataTable, name: str, is_label: bool = False) -> None:
@@ -256,7 +225,7 @@ def _encode_label(
             raise InputError(f"{table.source}: the label {name!r} is {value} in every row")
         return class_targets(codes.astype(np.int64), len(values)), values
     numbers = table.numbers(name)
-    table.refuse(np.isinf(numbers), name, "inf is not a finite number")
+    table.refuse(np.isinf(numbers), name, INFINITE)
     return encode_labels(table.source, numbers.astype(bool) if table.is_bool(name) else numbers)
 
 
@@ -277,18 +246,18 @@ def _load_npz(path: Path, name: str) -> Dataset:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-        X: Any = arrays.get("X")
+        y: Any = arrays["y"]
         if {"data", "indices", "indptr"} <= set(arrays):
             shape = tuple(map(int, arrays["shape"])) if "shape" in arrays else None
             X = csr_array((arrays["data"], arrays["indices"], arrays["indptr"]), shape=shape)
             X.check_format(full_check=True)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
+        else:
+            X = arrays["X"]
+    except (
+        OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError, KeyError
+    ) as error:  # fmt: skip
         raise InputError(
-            f"{path}: not an .npz file of arrays of numbers or text, or of a CSR matrix ({error})"
+            f"{path}: not an .npz file with arrays X and y of numbers or text, or with data, "
+            f"indices, indptr and y of a CSR matrix ({error!r})"
         ) from None
-    if "y" not in arrays or X is None:
-        raise InputError(
-            f"{path}: an .npz file needs arrays X and y (or data, indices, indptr and y), and has "
-            f"{short_list(sorted(arrays))}"
-        )
-    return Dataset.from_arrays(X, arrays["y"], name=name, clients=arrays.get("clients"))
+    return Dataset.from_arrays(X, y, name=name, clients=arrays.get("clients"))

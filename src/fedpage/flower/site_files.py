@@ -270,8 +270,7 @@ def _read_npz(path: Path) -> tuple[Dataset, Vector]:
 def _read_libsvm(path: Path, features: int) -> tuple[Dataset, Vector]:
     """Return the rows of a LIBSVM file, and the labels as they are in it."""
     try:
-        parsed = libsvm.parse(read_bytes(path), features=features or None, source=str(path))
-        matrix = Sparse(parsed.indptr, parsed.indices, parsed.values, parsed.features)
-        return Dataset(_NAME, matrix, np.ones(len(parsed.y))), parsed.y
+        y, matrix = libsvm.parse(read_bytes(path), features=features or None, source=str(path))
+        return Dataset(_NAME, matrix, np.ones(len(y))), y
     except InputError as error:
         raise NodeError(Code.BAD_FILE, str(error)) from None
