@@ -108,7 +108,7 @@ def test_refused_types(options, message):
 
 
 @pytest.mark.slow
-def test_compiled_products():
+def test_compiled_products(traced):
     method = fp.FedAvg(S=3, K=2, eta_l=0.1, b=8)
     runs = [
         fp.simulate(autocast_problem(compile=value), method, rounds=2, seed=0).x

@@ -388,7 +388,7 @@ def test_description_names_objective_and_model():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II"])
-def test_steps_that_are_compiled_together_agree_with_single_steps(name, monkeypatch):
+def test_steps_that_are_compiled_together_agree_with_single_steps(name, traced, monkeypatch):
     data = rows([9, 12, 10, 11, 15, 9, 13, 10, 12])  # nine clients are padded to ten
     method = replace(methods(9, 7, 0.1)[name], b=4)
 

@@ -255,7 +255,7 @@ def test_model(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.compile == "yes"])
-def test_compiled_model(name):
+def test_compiled_model(name, traced):
     case, method = MODELS[name], fp.FedAvg(S=2, K=2, eta_l=0.05, b=4)
     runs = [
         fp.simulate(case.problem(compile=value, dtype="float64"), method, rounds=2, seed=0).x

@@ -164,7 +164,7 @@ def test_dicts_train_alike_in_all_modes(method, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False])
-def test_dicts_are_compiled(batched):
+def test_dicts_are_compiled(batched, traced):
     eager = fp.simulate(word_problem(dtype="float64"), FEDAVG, rounds=2, seed=0)
     problem = word_problem(dtype="float64", compile=True, batched=batched)
     compiled = fp.simulate(problem, FEDAVG, rounds=2, seed=0)
