@@ -1,8 +1,7 @@
-"""Scripted draws, oracles without fused kernels, and small problems, shared by the tests."""
+"""Oracles without fused kernels, and small problems, shared by the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,53 +10,6 @@ from rows import ROWS, Setting
 import fedpage as fp
 from fedpage.codecs import Codec, Keys
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulate import Simulation
-
-
-class ScriptedDraws:
-    """Draws of one round whose coin, clients, minibatches, number of steps and orders are given."""
-
-    def __init__(
-        self,
-        round: int,
-        coin: bool,
-        clients: list[int],
-        batches: dict[int, list[list[int]]],
-        steps: int = 1,
-        orders: Sequence[list[int]] = (),
-    ) -> None:
-        self.round, self._steps, self._orders = round, steps, orders
-        self._coin, self._clients, self._batches = coin, clients, batches
-
-    def coin(self, p: float) -> bool:
-        return self._coin
-
-    def geometric(self, p: float) -> int:
-        return self._steps
-
-    def clients(self, N: int, S: int, ago: int = 0) -> np.ndarray:
-        if S >= N:
-            return np.arange(N, dtype=np.int64)
-        assert len(self._clients) == S
-        return np.array(sorted(self._clients), dtype=np.int64)
-
-    def order(self, N: int, number: int = 0) -> np.ndarray:
-        return np.array(self._orders[number], dtype=np.int64)
-
-    def rows(
-        self, clients: np.ndarray, sizes: np.ndarray, b: int, first: int, count: int
-    ) -> np.ndarray:
-        chosen = [self._batches[int(c)][first : first + count] for c in clients]
-        return np.array(chosen, dtype=np.uint32)
-
-    def row_orders(self, clients: np.ndarray, sizes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return RoundDraws(0, self.round).row_orders(clients, sizes, numbers)
-
-    def client_keys(self, clients: np.ndarray, field: int) -> np.ndarray:
-        return RoundDraws(0, self.round).client_keys(clients, field)
-
-    def shared_key(self, field: int) -> np.uint64:
-        return RoundDraws(0, self.round).shared_key(field)
 
 
 def compress(codec: Codec, round: int, client: int, v: list[float], field: int = 0) -> list[float]:
@@ -65,17 +17,6 @@ def compress(codec: Codec, round: int, client: int, v: list[float], field: int =
     draws = RoundDraws(0, round)
     keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
     return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
-
-
-class Replay(Simulation):
-    """A simulation that takes the draws of each round from a list."""
-
-    def __init__(self, *args: Any, script: list[ScriptedDraws], x0: Any = None) -> None:
-        super().__init__(*args, seed=0, options=fp.RunOptions(x0=x0))
-        self.script = script
-
-    def draws(self) -> ScriptedDraws:
-        return self.script[self.costs.round]
 
 
 class PlainOracle:

@@ -74,7 +74,6 @@ if TYPE_CHECKING:
         shift_features,
     )
     from fedpage.engine.aggregation import ClippedMean, TrimmedMean
-    from fedpage.engine.check_method import check_method
     from fedpage.engine.devices import Devices
     from fedpage.engine.faults import Faults
     from fedpage.engine.fixed_point import FixedPointMean
@@ -125,6 +124,7 @@ if TYPE_CHECKING:
     from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
     from fedpage.studies.tune import tune
+    from fedpage.testing import check_method
 
     report: Report
 
@@ -144,7 +144,7 @@ _EXPORTS = {
     "fedpage.engine.fixed_point": "FixedPointMean",
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.privacy": "PrivateMean",
-    "fedpage.engine.check_method": "check_method",
+    "fedpage.testing": "check_method",
     "fedpage.engine.simulate": "Simulation simulate",
     "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",

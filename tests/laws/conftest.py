@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from plain import X0, problem_of
-from support import Replay, Unfused
+from support import Unfused
+
+from fedpage.testing import replay
 
 
 @pytest.fixture(params=["robust", "nonconvex"])
@@ -17,17 +18,9 @@ def objective(request):
 def check(request, objective):
     """Return a function that replays a script and compares x after every round."""
 
-    def replay(method, script, expected):
-        problem = problem_of(objective)
-        run = Replay(
-            Unfused(problem) if request.param == "steps" else problem,
-            method,
-            x0=np.array(X0),
-            script=script,
-        )
-        for r, x in enumerate(expected):
-            run.step()
-            np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10, err_msg=f"after round {r}")
-        return run
+    def check_replay(method, script, expected):
+        fused = problem_of(objective)
+        problem = Unfused(fused) if request.param == "steps" else fused
+        return replay(problem, method, script, expected, x0=X0)
 
-    return replay
+    return check_replay

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 from plain import X0, D, M, N, add, chance, grad, mean, some_rows
-from support import ScriptedDraws, quadratic, uneven
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
+from fedpage.testing import ScriptedDraws
 
 ALL_ROWS = list(range(M))
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from plain import X0, D, N, add, chance, grad, mean, problem_of, some_rows
-from support import Replay, ScriptedDraws, quadratic, uneven
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
@@ -20,6 +20,7 @@ from fedpage.engine.simulate import Simulation
 from fedpage.methods import scaffnew
 from fedpage.methods.scaffold import ClientState, Controlled
 from fedpage.methods.scaffold_variants import MoveAndChange, ScaffoldMomentum, ScaffoldOptionI
+from fedpage.testing import ScriptedDraws, replay
 
 ZERO = [0.0] * D
 
@@ -301,7 +302,7 @@ class FixedSteps:
 def test_scaffnew_with_one_over_p_steps_has_the_bits_of_vrl_sgd(K):
     problem = uneven("logistic-nonconvex")
     script = [FixedSteps(RoundDraws(0, r), K) for r in range(25)]
-    ours = Replay(problem, fp.Scaffnew(p=1 / K, eta=0.05, b=2), script=script)
+    ours = replay(problem, fp.Scaffnew(p=1 / K, eta=0.05, b=2), script)
     theirs = Simulation(problem, fp.VRLSGD(K=K, eta_l=0.05, b=2), seed=0)
     for _ in range(25):
         ours.step()
@@ -339,7 +340,7 @@ def test_scaffnew_takes_one_over_p_steps_on_average_and_counts_the_number_it_sen
 def test_the_number_of_steps_is_never_rounded_even_where_a_model_is_one_number():
     problem = fp.Quadratic.random(3, 2, 1, seed=0)
     method = fp.Scaffnew(p=0.05, eta=0.01, down="bfloat16")
-    run = Replay(problem, method, script=[ScriptedDraws(0, False, [], {}, steps=333)])
+    run = replay(problem, method, [ScriptedDraws(0, False, [], {}, steps=333)])
     run.step()
     assert run.costs.evaluations == 3 * 333
 
@@ -375,7 +376,7 @@ def test_scaffnew_contracts_by_its_theorem(p):
         while weight > 1e-9:
             K += 1
             draws = ScriptedDraws(1, False, [], {}, steps=K)
-            run = Replay(problem, method, x0=x, script=[None, draws, draws])
+            run = replay(problem, method, [None, draws, draws], x0=x)
             run.costs.round = 1
             state = method.client_state(h, np.tile(x, (problem.N, 1)))
             run.client_states.put(np.arange(problem.N), state)

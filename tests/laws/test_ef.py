@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from plain import X0, D, M, N, add, chance, grad, mean, some_rows
-from support import ScriptedDraws, quadratic, uneven
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Identity, Keys, as_codec
@@ -26,6 +26,7 @@ from fedpage.methods.dasha import DASHA, DASHAPP
 from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG
 from fedpage.methods.ef21_bc import EF21BC
 from fedpage.methods.scallion import SCALLION
+from fedpage.testing import ScriptedDraws
 
 ZERO = [0.0] * D
 EVERY = list(range(M))

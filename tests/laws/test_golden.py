@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import Replay, ScriptedDraws, Unfused
+from support import Unfused
 
 import fedpage as fp
+from fedpage.testing import ScriptedDraws, replay
 
 PATH = Path(
     os.environ.get(
@@ -61,12 +62,8 @@ def test_the_golden_file_has_all_cases():
 def test_golden(name, fused):
     case, tolerance = CASES[name], GOLDEN["tolerance"]
     problem = problem_of(case)
-    run = Replay(
-        problem if fused else Unfused(problem),
-        method_of(case),
-        x0=np.array(GOLDEN["x0"]),
-        script=script_of(case),
-    )
+    case_problem = problem if fused else Unfused(problem)
+    run = replay(case_problem, method_of(case), script_of(case), x0=GOLDEN["x0"])
 
     def close(ours, theirs):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)

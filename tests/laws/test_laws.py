@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rows import ROWS, Setting
 from rows.paper_methods import ROWS as PAPER
-from support import Replay, ScriptedDraws, Unfused, make_method, quadratic, softmax, uneven
+from support import Unfused, make_method, quadratic, softmax, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod
 from fedpage.engine.simulate import Simulation
 from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, LeakFreeSteps
+from fedpage.testing import ScriptedDraws, replay
 
 NAMES = list(ROWS)
 GRADIENT_DESCENT = [name for name, row in ROWS.items() if row.descent is not None]
@@ -195,7 +196,7 @@ def test_the_bias_contracts_by_exactly_one_minus_p(method):
     x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
 
     def next_g(coin: bool, clients: list[int]) -> np.ndarray:
-        run = Replay(problem, method, script=[None, ScriptedDraws(1, coin, clients, {})])
+        run = replay(problem, method, [None, ScriptedDraws(1, coin, clients, {})])
         run.state = run.state._replace(x=x_prev - 0.1 * g, x_prev=x_prev, g=g)
         run.costs.round = 1
         run.step()

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from plain import X0, M, N, add, chance, grad, mean, problem_of, some_rows
-from support import Replay, ScriptedDraws, Unfused, compress, quadratic, uneven
+from support import Unfused, compress, quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Codec, Keys, as_codec
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import steps
+from fedpage.testing import ScriptedDraws, replay
 
 ALL_ROWS = list(range(M))
 
@@ -63,7 +64,7 @@ def test_fedpage_with_one_local_step_and_a_codec_is_pp_marina(objective, S, up):
     same = {"S": S, "p": 0.3, "eta_g": eta, "up": up}
     for case in (problem, Unfused(problem)):
         runs = [
-            Replay(case, method, x0=np.array(X0), script=script)
+            replay(case, method, script, x0=np.array(X0))
             for method in (
                 fp.PPMARINA(**same, b=b),
                 fp.FedPAGE(**same, K=1, b2=b),
@@ -244,7 +245,7 @@ def small() -> fp.Quadratic:
 
 
 def next_state(problem: Any, method: Any, coin: bool, clients: list[int], start: Any) -> Any:
-    run = Replay(problem, method, script=[None, ScriptedDraws(1, coin, clients, {})])
+    run = replay(problem, method, [None, ScriptedDraws(1, coin, clients, {})])
     run.state = run.state._replace(**start)
     run.costs.round = 1
     run.step()

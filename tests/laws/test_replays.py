@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from plain import X0, D, M, N, add, chance, grad, mean, some_rows
-from support import ScriptedDraws
 
 import fedpage as fp
+from fedpage.testing import ScriptedDraws
 
 
 def test_fedprox(objective, check):

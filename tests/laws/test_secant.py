@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from plain import X0, D, M, N, add, chance, grad, mean, some_rows
 from rows.secant import LeakFreePassStart
-from support import ScriptedDraws, compress, quadratic, uneven
+from support import compress, quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import as_codec
@@ -28,6 +28,7 @@ from fedpage.methods import secantpage
 from fedpage.methods.fedpage_variants import PassStartFedPAGE
 from fedpage.methods.passes import Difference
 from fedpage.methods.secantpage import Curvature, State
+from fedpage.testing import ScriptedDraws
 
 ALL_ROWS = list(range(M))
 ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3

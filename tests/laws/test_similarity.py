@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from plain import X0, M, N, add, chance, grad, mean, some_rows
-from support import ScriptedDraws, quadratic, uneven
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.local_steps import local_sgd
@@ -22,6 +22,7 @@ from fedpage.methods.saber import SABER
 from fedpage.methods.sdane import DANE, SDANE, AccSDANE
 from fedpage.methods.svrp import SVRP
 from fedpage.runs.checkpoint import pack, unpack
+from fedpage.testing import ScriptedDraws
 
 ROWS = list(range(M))
 DANES = [DANE, SDANE, AccSDANE]

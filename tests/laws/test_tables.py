@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain import X0, D, N, add, chance, grad, mean, some_rows
-from support import Replay, ScriptedDraws, quadratic, uneven
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Keys, as_codec
@@ -23,6 +23,7 @@ from fedpage.methods import table_steps
 from fedpage.methods.frecon import FRECON
 from fedpage.methods.messages import Gradient
 from fedpage.methods.zerosarah import ClientState, ZeroSARAH
+from fedpage.testing import ScriptedDraws, replay
 
 # Replays
 
@@ -249,7 +250,7 @@ def test_the_bias_contracts_by_exactly_one_minus_lam(kind, lam):
     (x, x_prev, v), table = rng.normal(size=(3, problem.d)), rng.normal(size=(8, problem.d))
 
     def next_v(clients: tuple[int, ...]) -> np.ndarray:
-        run = Replay(problem, method, script=[None, ScriptedDraws(1, False, list(clients), {})])
+        run = replay(problem, method, [None, ScriptedDraws(1, False, list(clients), {})])
         run.state = run.method.init(x, problem.N)._replace(x_prev=x_prev, h=table.mean(axis=0))
         run.state = run.state._replace(**{run.state._fields[2]: v})  # v or g
         run.client_states.put(np.arange(8), method.client_state(table))

@@ -28,7 +28,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "methods.FedProx", "methods.SCAFFOLD", "methods.VRLSGD", "methods.SLocalSVRG",
             "methods.SecantPAGE",
             "core.local_steps", "core.optimizers", "methods.schedules",
-            "methods.registry", "methods.fair", "engine.check_method",
+            "methods.registry", "methods.fair", "testing",
         ],
     ),
     "codecs": (

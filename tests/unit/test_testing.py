@@ -12,8 +12,8 @@ from support import methods
 
 import fedpage as fp
 from fedpage.core.local_steps import local_sgd
-from fedpage.engine.check_method import MethodError
 from fedpage.methods.messages import ModelState, Move
+from fedpage.testing import MethodError
 
 SOUND = methods(S=4, K=3, step=0.05)
 

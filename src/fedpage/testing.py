@@ -1,9 +1,14 @@
-"""Check a user's method against the laws that every method must obey."""
+"""Test methods: the laws that every method must obey, and replays of given random numbers.
+
+`check_method` runs the laws on any method, fedpage's own and yours. `replay` runs a method with
+coins, clients and minibatches that a script gives, so that it can be compared with a plain
+implementation of its paper, round by round.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import AnyMethod, Oracle, Replies, Vector
+from fedpage.core.types import AnyMethod, Ints, Oracle, Problem, Replies, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.simulate import Simulation, check_is_method
 from fedpage.methods.schedules import at_peak
@@ -344,3 +349,111 @@ _LAWS: dict[str, Callable[[AnyMethod], None]] = {
     "the first move is downhill": _check_direction,
     "it copes with clients that fail": _check_failures,
 }
+
+
+# --- replays --------------------------------------------------------------------------------------
+
+
+class ScriptedDraws:
+    """The draws of one round, given instead of drawn.
+
+    Args:
+        round: The number of the round, from 0. Codecs draw from it and the seed 0.
+        coin: The result of the round's coin.
+        clients: The called clients, if not all are called.
+        batches: The rows of each minibatch, by client, in the order of its steps.
+        steps: The result of a geometric draw.
+        orders: Orders of clients, by number.
+    """
+
+    def __init__(
+        self,
+        round: int,
+        coin: bool,
+        clients: list[int],
+        batches: dict[int, list[list[int]]],
+        steps: int = 1,
+        orders: Sequence[list[int]] = (),
+    ) -> None:
+        self.round, self._steps, self._orders = round, steps, orders
+        self._coin, self._clients, self._batches = coin, clients, batches
+        drawn = RoundDraws(0, round)
+        self.row_orders, self.client_keys = drawn.row_orders, drawn.client_keys
+        self.shared_key = drawn.shared_key
+
+    def coin(self, p: float) -> bool:
+        """Return the given coin."""
+        return self._coin
+
+    def geometric(self, p: float) -> int:
+        """Return the given number of steps."""
+        return self._steps
+
+    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
+        """Return the given clients, or all of them if S >= N."""
+        if S >= N:
+            return np.arange(N, dtype=np.int64)
+        _require(len(self._clients) == S, f"{S} clients are called, {len(self._clients)} given")
+        return np.array(sorted(self._clients), dtype=np.int64)
+
+    def order(self, N: int, number: int = 0) -> Ints:
+        """Return a given order of the clients."""
+        return np.array(self._orders[number], dtype=np.int64)
+
+    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Ints:
+        """Return the given rows (clients, count, b)."""
+        chosen = [self._batches[int(c)][first : first + count] for c in clients]
+        return np.array(chosen, dtype=np.uint32)
+
+
+class _Replay(Simulation[Any, Any, Any, Any]):
+    """A simulation that takes the draws of each round from a list."""
+
+    def __init__(self, script: Sequence[ScriptedDraws], *args: Any, **options: Any) -> None:
+        super().__init__(*args, seed=0, options=RunOptions(**options))
+        self._script = script
+
+    def draws(self) -> Any:
+        return self._script[self.costs.round]
+
+
+def replay(
+    problem: Problem,
+    method: AnyMethod,
+    script: Sequence[ScriptedDraws],
+    expected: Sequence[ArrayLike] = (),
+    *,
+    x0: ArrayLike | None = None,
+    tolerance: float = 1e-10,
+) -> AnySimulation:
+    """Run a method with given draws, and compare its model with a reference after every round.
+
+    Args:
+        problem: The problem.
+        method: The method.
+        script: The draws of each round.
+        expected: The reference's models (rounds, d). If fewer than the script has rounds, the
+            simulation stops there, and the caller may go on with `step`.
+        x0: The first model (d,). If None, zeros.
+        tolerance: The largest difference of a coordinate.
+
+    Returns:
+        The simulation after the last round of `expected`, with its `state` and `client_states`.
+
+    Raises:
+        MethodError: If a model differs.
+
+    >>> import fedpage as fp
+    >>> problem = fp.Quadratic.random(2, 1, 3, seed=0)
+    >>> script = [ScriptedDraws(0, True, [], {0: [[0]], 1: [[0]]})]
+    >>> run = replay(problem, fp.FedPAGE(S=2, eta_g=0.5), script)
+    >>> run.step().called, run.costs.round
+    (2, 1)
+    """
+    given = {} if x0 is None else {"x0": np.asarray(x0, dtype=np.float64)}
+    run = _Replay(script, problem, method, **given)
+    for number, reference in enumerate(expected):
+        run.step()
+        gap = float(np.abs(run.x - np.asarray(reference)).max())
+        _require(gap <= tolerance, f"x differs by {gap:.3g} after round {number}")
+    return run
