@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from fedpage.cli.common import (
     handle_signals,
     parse_cost,
     prepare_out,
+    read_command,
     read_devices,
     unused_path,
     with_absolute_paths,
@@ -46,8 +48,9 @@ from fedpage.cli.output import (
     with_json,
     write_reports,
 )
+from fedpage.cli.run_config import check_no_settings
 from fedpage.core.errors import InputError
-from fedpage.runs.config import ProblemConfig, Settings, setting, to_table
+from fedpage.runs.config import ProblemConfig, Settings, dataclass_fields, setting, to_table
 
 if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
@@ -99,8 +102,13 @@ class CompareCommand:
 @with_json
 @with_config_options
 def compare(
+    context: typer.Context,
     problem: ProblemConfig,
     compare: CompareConfig,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Repeat the comparison in a directory, with its settings."),
+    ] = None,
     jobs: JobsOption = 1,
     faults: FaultsOption = None,
     out: Annotated[
@@ -134,10 +142,15 @@ def compare(
         checkpoint_every,
         None if faults is None else toml.read(faults),
     )
+    if config is not None:
+        names = (*dataclass_fields(ProblemConfig), *dataclass_fields(CompareConfig), "faults")
+        check_no_settings(context, names, "give all settings as options instead")
+        path = config / "compare.toml" if config.is_dir() else config
+        command = read_command(CompareCommand, path)
     place = unused_path(Path("runs") / "compare") if out is None else out
     picture = None
     if figure is not None:
-        picture = FigureFile(figure, x or compare.cost, figure_width)
+        picture = FigureFile(figure, x or command.compare.cost, figure_width)
     elif x is not None or figure_width != "screen":
         raise InputError("--x and --figure-width are about --figure; say which file to draw")
     return execute(command, place, jobs, report, table=table, force=force, figure=picture)
@@ -219,7 +232,10 @@ def execute(
         for history, folder in zip(runs, folders, strict=True):
             history.to_csv(folder / "history.csv")
         title = f"{describe_problem(problem.describe())}, step {config.step:g}"
-        write_reports(runs, out, title, target, report, cost, comparison, folders=folders)
+        repeat = shlex.join(["fedpage", "compare", "--config", str(out)])
+        write_reports(
+            runs, out, title, target, report, cost, comparison, command=repeat, folders=folders
+        )
         if figure is not None:
             print(f"Figure: {figure.write(runs, target.column)}")
     return {**describe_runs(runs, target, cost), "out": out}

@@ -43,7 +43,7 @@ from fedpage.cli.output import (
     with_json,
     write_reports,
 )
-from fedpage.cli.run_config import RunCommand, check_no_settings, read_run_command
+from fedpage.cli.run_config import OWNERS, RunCommand, check_no_settings, read_run_command
 from fedpage.core.errors import InputError
 from fedpage.runs.config import MethodConfig, ProblemConfig, to_table
 
@@ -102,7 +102,8 @@ def run(
 
     parse_interval(checkpoint_every)
     if config is not None:
-        check_no_settings(context)
+        advice = "change a setting with --set KEY=VALUE"
+        check_no_settings(context, [*OWNERS, "faults"], advice)
         command = read_run_command(config, changes or [])
         name, words = command.method.name, command.method.hyper
         build.parse_hyper_parameters(build.find_method(name), words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
 
 _TABLES = ("method", "problem", "run", "faults")
-_OWNERS = dict.fromkeys(dataclass_fields(ProblemConfig), "problem")
-_OWNERS |= dict.fromkeys(dataclass_fields(RunConfig), "run")
+OWNERS = dict.fromkeys(dataclass_fields(ProblemConfig), "problem")
+OWNERS |= dict.fromkeys(dataclass_fields(RunConfig), "run")
 """The table of each setting that --set may name without its table."""
 
 
@@ -102,13 +102,13 @@ def _full_key(change: str, method: object) -> str:
         return f"method.hyper.{rest}{equals}{value}"
     if first in _TABLES or not (first and equals):
         return change
-    if first in _OWNERS:
-        return f"{_OWNERS[first]}.{first}{dot}{rest}={value}"
+    if first in OWNERS:
+        return f"{OWNERS[first]}.{first}{dot}{rest}={value}"
     hyper = dataclass_fields(find_method(method).cls) if isinstance(method, str) else {}
     for name in hyper:
         if name.lower() == first.lower() and not dot:
             return f"method.hyper.{name}={value}"
-    hint = did_you_mean(first, [*_OWNERS, *hyper, *_TABLES]) or " for example rounds or method.name"
+    hint = did_you_mean(first, [*OWNERS, *hyper, *_TABLES]) or " for example rounds or method.name"
     raise InputError(f"--set {change}: there is no such setting;{hint}")
 
 
@@ -138,20 +138,23 @@ def write_run_command(
     return shlex.join(["fedpage", "run", "--config", str(path)])
 
 
-def check_no_settings(context: typer.Context) -> None:
+def check_no_settings(context: typer.Context, settings: Collection[str], advice: str) -> None:
     """Refuse options that set what the file of --config sets.
 
+    Args:
+        context: The context of the command.
+        settings: The names of its parameters that the file sets.
+        advice: How to change a setting.
+
     Raises:
-        InputError: One is given; --set changes a setting of the file.
+        InputError: One is given.
     """
     given = [word for word in context.args if word.startswith("-")]
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            given += [parameter.opts[0]] if name in (*_OWNERS, "faults") else []
+            given += [parameter.opts[0]] if name in settings else []
             given += [context.params[name]] if name == "method" else []
     if given:
-        raise InputError(
-            f"{given[0]} cannot be given with --config; change a setting with --set KEY=VALUE"
-        )
+        raise InputError(f"{given[0]} cannot be given with --config; {advice}")
