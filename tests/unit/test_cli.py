@@ -195,7 +195,7 @@ def test_data_verify_reads_a_real_file(run, real):
         (("run", "fedpage", "--data", ""), "unknown data set"),
         (("run", "fedpage", "--data", "a9a:skew=1"), "has no settings"),
         (("run", "fedpage", "--data", "census:foo=1"), "unknown 'foo'"),
-        (("run", "fedpage", "--data", "census:rows=100000000000"), "rows must be from 2 to"),
+        (("run", "fedpage", "--data", "census:rows=100000000000"), "rows must be a whole number"),
         (("run", "fedpage", "--partition", "dirichlet"), "dirichlet:ALPHA"),
         (("compare", "--methods", "fedpage,fedpage"), "occurs twice"),
         (("demo", "--seeds", "0"), "at least 1"),

@@ -167,7 +167,7 @@ def test_an_npz_file_is_divided_by_its_ids(run, tmp_path):
         ((*COLUMNS, "--drop", "age,names"), "there is no column 'names'"),
         ((*COLUMNS, "--drop", "age,ward,smoker"), "no column is left to be a feature"),
         ((*COLUMNS, "--missing", "skip"), "--missing must be 'error' or 'drop' or 'mean'"),
-        ((*COLUMNS, "--min-rows", "99"), "so that none is left; lower min_rows"),
+        ((*COLUMNS, "--min-rows", "99"), "; lower min_rows"),
         ((*COLUMNS, "--min-rows", "2", "--partition", "by-id"), "by-id:drop or by-id:merge"),
         ((*COLUMNS, "--objective", "softmx"), "did you mean 'softmax'"),
         ((*COLUMNS, "--objective", "logistic", "--alpha", "1"), "choose logistic-l2"),

@@ -50,10 +50,22 @@ def test_index_base_and_width(tmp_path):
     ("text", "fault"),
     [
         (b"1 1:1\nx 1:1\n", "line 2: the label 'x' is not a number"),
-        (b"1 1:1\n\n1 1:1 2\n", "line 3: expected index:value, found '2'"),
-        (b"1 1:1\n1 a:1\n", "line 2: the index in 'a:1' is not a whole number"),
-        (b"1 1:1 2:zwei\n", "line 1: the value in '2:zwei' is not a finite number"),
-        (b"1 1:1 2:nan\n", "line 1: the value in '2:nan' is not a finite number"),
+        (
+            b"1 1:1\n\n1 1:1 2\n",
+            "line 3: expected index:value, a whole and a finite number, found '2'",
+        ),
+        (
+            b"1 1:1\n1 a:1\n",
+            "line 2: expected index:value, a whole and a finite number, found 'a:1'",
+        ),
+        (
+            b"1 1:1 2:zwei\n",
+            "line 1: expected index:value, a whole and a finite number, found '2:zwei'",
+        ),
+        (
+            b"1 1:1 2:nan\n",
+            "line 1: expected index:value, a whole and a finite number, found '2:nan'",
+        ),
         (b"nan 1:1\n", "line 1: the label 'nan' is not a number"),
         (b"1 2:1 1:1\n", "line 1: the index in '1:1' does not rise above the one before it (2)"),
         (b"1 2:1 2:1\n", "line 1: the index in '2:1' does not rise above the one before it (2)"),
@@ -63,10 +75,16 @@ def test_index_base_and_width(tmp_path):
             b"1 99999999999999999999:1\n",
             "line 1: the index in '99999999999999999999:1' is outside 1..3",
         ),
-        (b"1 1_0:1\n", "line 1: the index in '1_0:1' is not a whole number"),
-        (b"1 1:1_0\n", "line 1: the value in '1:1_0' is not a finite number"),
-        (b"1 qid:3 1:1\n", "line 1: the index in 'qid:3' is not a whole number"),
-        (b"1 1:1e999\n", "line 1: the value in '1:1e999' is not a finite number"),
+        (b"1 1_0:1\n", "line 1: expected index:value, a whole and a finite number, found '1_0:1'"),
+        (b"1 1:1_0\n", "line 1: expected index:value, a whole and a finite number, found '1:1_0'"),
+        (
+            b"1 qid:3 1:1\n",
+            "line 1: expected index:value, a whole and a finite number, found 'qid:3'",
+        ),
+        (
+            b"1 1:1e999\n",
+            "line 1: expected index:value, a whole and a finite number, found '1:1e999'",
+        ),
         (
             b"1,2,3\n",
             "line 1: the label '1,2,3' is not a number; a LIBSVM line is such as `1 3:0.5 7:1`, "

@@ -272,7 +272,7 @@ def test_torch_trains_on_a_partitioned_data_set(table):
         ({"label": "labl"}, "no column 'labl'; did you mean 'label'? the columns are age, dose"),
         ({"label": "label", "client": "hospitals"}, "did you mean 'hospital'?"),
         ({"label": "label", "columns": ["doses"]}, "did you mean 'dose'?"),
-        ({"label": "label"}, "column 'sex' is a category beside a vector or an image; leave it"),
+        ({"label": "label"}, "which cannot be a feature beside a vector or an image; leave it"),
         ({"label": "vector", "columns": ["dose"]}, "the label 'vector' is of type List"),
     ],
 )
@@ -315,6 +315,25 @@ def test_free_text_and_other_types_are_refused():
     parts = [ragged.select([0]), ragged.select([1])]
     with pytest.raises(InputError, match="'v' has vectors of different sizes"):
         fp.from_huggingface(parts, label="label")
+
+
+def test_dropped_rows_take_their_class_labels_with_them(table):
+    doses = [None if row in (1, 5) else float(row) for row in range(ROWS)]
+    gaps = table.remove_columns("dose").add_column("dose", doses)
+    data = fp.from_huggingface(
+        gaps, label="label", client="hospital", columns=["dose", "sex"], missing="drop"
+    )
+    kept = [row for row in range(ROWS) if row not in (1, 5)]
+    assert data.X[:, 0].tolist() == kept
+    assert (data.classes, data.y.tolist()) == (tuple(NAMES), [row % 3 for row in kept])
+    assert data.clients.tolist() == [f"h{row % 4}" for row in kept]
+    two = (
+        gaps.select([0, 1, 3, 4, 7])
+        .remove_columns("label")
+        .add_column("label", [1, 0, 0, 1, 1], feature=hf.ClassLabel(names=["z", "a"]))
+    )
+    data = fp.from_huggingface(two, label="label", columns=["dose"], missing="drop")
+    assert (data.classes, data.y.tolist()) == (("z", "a"), [1, -1, 1, 1])
 
 
 @pytest.mark.parametrize("absent", [None, -1])

@@ -14,7 +14,7 @@ import numpy as np
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import uniforms
 from fedpage.core.types import Vector
-from fedpage.core.validate import as_number, check_whole
+from fedpage.core.validate import check_whole, within
 from fedpage.data.dataset import Dataset, Sparse
 from fedpage.data.registry import register_embedded
 
@@ -106,21 +106,13 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     >>> data.X.shape, data.nonzeros
     ((50, 123), 700)
     """
-    for name, value, low, high in (
-        ("rows", rows, 2, 20_000_000),
-        ("skew", skew, 0, 10),
-        ("noise", noise, 0, 100),
-    ):
-        if not low <= as_number(value) <= high:
-            raise InputError(
-                f"census: {name} must be from {low} to {high:,}, not {short_repr(value)}"
-            )
-    check_whole("census: rows", rows, 2)
-    smallest = _SCALES[0]
-    regions = -(-rows // smallest)
+    check_whole("census: rows", rows, 2, 20_000_000)
+    within("census", "skew", skew, 0, 10)
+    within("census", "noise", noise, 0, 100)
+    regions = -(-rows // _SCALES[0])
     score = np.zeros(rows)
     columns = np.empty((rows, len(FIELDS)), dtype=np.int32)
-    region_of_row = np.arange(rows) // smallest
+    region_of_row = np.arange(rows) // _SCALES[0]
     first = 0
     for field, values in enumerate(FIELDS):
         base = -1.1 * np.log(np.arange(1, values + 1))
@@ -128,7 +120,7 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
         for scale in _SCALES:
             groups = -(-rows // scale)
             tilt = _normals(seed, 10, field, scale, size=groups * values).reshape(groups, values)
-            logits += skew * tilt[np.arange(regions) * smallest // scale]
+            logits += skew * tilt[np.arange(regions) * _SCALES[0] // scale]
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         cdf = np.cumsum(weights, axis=1)
         u = uniforms(seed, 11, field, size=rows) * cdf[region_of_row, -1]
@@ -142,7 +134,8 @@ def census(rows: int = 32_561, skew: float = 0.3, noise: float = 1.0, seed: int 
     u = uniforms(seed, 14, size=rows)
     logistic = np.log(np.maximum(u, 1e-300)) - np.log1p(-u)
     latent = score + noise * logistic
-    cut = np.partition(latent, -max(1, round(_POSITIVE * rows)))[-max(1, round(_POSITIVE * rows))]
+    positive = max(1, round(_POSITIVE * rows))
+    cut = np.partition(latent, -positive)[-positive]
     matrix = Sparse(
         np.arange(rows + 1, dtype=np.int64) * len(FIELDS),
         columns.ravel(),

@@ -105,10 +105,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         matrix, y = self.matrix, self.y
-        if not (isinstance(matrix, Sparse) or np.ndim(matrix) == 2):
-            raise _error(self, f"matrix must be (n, p) or Sparse, not {short_repr(matrix)}")
-        if getattr(y, "ndim", 0) != 1:
-            raise _error(self, f"y must be a vector, not {short_repr(y)}")
+        is_matrix = isinstance(matrix, Sparse) or np.ndim(matrix) == 2
+        if not is_matrix or getattr(y, "ndim", 0) != 1:
+            found = short_repr(y if is_matrix else matrix)
+            raise _error(self, f"matrix must be (n, p) or Sparse, and y a vector, not {found}")
         if isinstance(matrix, Sparse) and not matrix.is_valid:
             raise _error(
                 self, "indptr must rise from 0 to the number of values, and indices be in range"
@@ -118,10 +118,12 @@ class Dataset:
             raise _error(self, f"X has {rows} rows but y has {len(y)} labels")
         if rows == 0 or self.features < 1:
             raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
-        if self.clients is not None and np.shape(self.clients) != (rows,):
-            raise _error(self, f"there are {rows} rows but {np.size(self.clients)} client ids")
-        if len(self.columns) not in (0, self.features):
-            raise _error(self, f"columns must name {self.features} features")
+        has_ids = self.clients is None or np.shape(self.clients) == (rows,)
+        if not has_ids or len(self.columns) not in (0, self.features):
+            raise _error(
+                self,
+                f"there must be {rows} client ids or None, and {self.features} columns or none",
+            )
         values = matrix.values if isinstance(matrix, Sparse) else matrix
         for what, numbers in (("X", values), ("y", y)):
             if not is_finite(numbers):
@@ -309,8 +311,18 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: shape, labels and features."""
-        return content_digest(self.matrix, self.y)
+        """SHA-256 of the content in a canonical little-endian form: shape, labels, features."""
+        matrix, n = self.matrix, self.rows
+        if isinstance(matrix, Sparse):
+            indptr, indices, values, features = matrix
+            state = hashlib.sha256(f"fedpage-data-1 {n} {features} {len(values)}".encode())
+            parts = [(self.y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")]
+        else:
+            state = hashlib.sha256(f"fedpage-dense-1 {n} {self.features}".encode())
+            parts = [(self.y, "<f8"), (matrix, "<f8")]
+        for array, kind in parts:
+            state.update(np.ascontiguousarray(array, dtype=kind).data.cast("B"))
+        return state.hexdigest()
 
     def __getitem__(self, rows: RowChoice) -> Dataset:
         """Return the data set of some rows: a slice, a mask (n,) or row numbers.
@@ -456,20 +468,6 @@ def _check_real(kind: np.dtype[Any]) -> None:
         raise ValueError("complex numbers" if kind.kind == "c" else "dates or times")
 
 
-def content_digest(matrix: Sparse | Vector, y: Vector) -> str:
-    """Compute the SHA-256 of a data set in a canonical little-endian form."""
-    if isinstance(matrix, Sparse):
-        indptr, indices, values, features = matrix
-        state = hashlib.sha256(f"fedpage-data-1 {len(y)} {features} {len(values)}".encode())
-        parts = [(y, "<f8"), (indptr, "<i8"), (indices, "<i4"), (values, "<f8")]
-    else:
-        state = hashlib.sha256(f"fedpage-dense-1 {len(y)} {matrix.shape[1]}".encode())
-        parts = [(y, "<f8"), (matrix, "<f8")]
-    for array, kind in parts:
-        state.update(np.ascontiguousarray(array, dtype=kind).data.cast("B"))
-    return state.hexdigest()
-
-
 def encode_labels(name: str, y: NDArray[np.generic]) -> tuple[Vector, tuple[Label, ...] | None]:
     """Encode labels (n,) as numbers.
 
@@ -559,8 +557,5 @@ def clean_ids(owner: str, ids: Any) -> NDArray[Any]:
 
 def is_missing(cell: object) -> bool:
     """Return True for None, NaN and the missing values of pandas."""
-    return (
-        cell is None
-        or (isinstance(cell, float) and math.isnan(cell))
-        or type(cell).__name__ in ("NAType", "NaTType")
-    )
+    is_nan = isinstance(cell, float) and math.isnan(cell)
+    return cell is None or is_nan or type(cell).__name__ in ("NAType", "NaTType")

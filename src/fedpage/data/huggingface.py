@@ -229,7 +229,18 @@ def _open(
         raise InputError(f"the clients' columns differ: {error}") from None
     chosen = [name for name in columns or data.features if name not in unused]
     kinds = {name: _kind(data, name)[0] for name in chosen}
-    _check_kinds(data, kinds, label)
+    if _kind(data, label)[0] not in _SCALARS:
+        raise InputError(f"the label {label!r} is of type {data.features[label]}, not a scalar")
+    if not kinds:
+        raise InputError("no column is left; a model needs features")
+    has_arrays = not set(kinds.values()) <= set(_SCALARS)
+    for name, kind in kinds.items():
+        if kind == "other" or (kind in ("text", "class") and has_arrays):
+            beside = "" if kind == "other" else " beside a vector or an image"
+            raise InputError(
+                f"column {name!r} is of type {data.features[name]}, which cannot be a feature"
+                f"{beside}; leave it out with drop=({name!r},)"
+            )
     owners: Array | None = None if ids is None else np.repeat(np.array(ids), sizes)
     if column is not None and ids is None:
         owners = np.asarray(_read_frame(data, [column])[column].to_list())
@@ -285,20 +296,6 @@ def _kind(data: Any, column: str) -> tuple[Kind, bool]:
     elif kind == "other" and not is_list and "string" in str(entry):
         kind = "text"
     return kind, is_whole
-
-
-def _check_kinds(data: Any, kinds: dict[str, Kind], label: str) -> None:
-    """Refuse a label that is not a scalar, and columns that cannot be features."""
-    if _kind(data, label)[0] not in _SCALARS:
-        raise InputError(f"the label {label!r} is of type {data.features[label]}, not a scalar")
-    if not kinds:
-        raise InputError("no column is left; a model needs features")
-    has_arrays = not set(kinds.values()) <= set(_SCALARS)
-    for column, kind in kinds.items():
-        if kind == "other" or (kind in ("text", "class") and has_arrays):
-            reason = f"is of type {data.features[column]}, which cannot be a feature"
-            reason = reason if kind == "other" else "is a category beside a vector or an image"
-            raise InputError(f"column {column!r} {reason}; leave it out with drop=({column!r},)")
 
 
 def _read_frame(data: Any, columns: Sequence[str]) -> pl.DataFrame:

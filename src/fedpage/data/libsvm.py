@@ -88,14 +88,14 @@ def _raise_first_error(text: bytes, features: int, one_based: bool, source: str)
     """Read line by line until the first error, and raise it with its line and token."""
     for number, line in enumerate(io.BytesIO(text), start=1):
         tokens = line.split()
-        fault = _find_error(tokens, features, one_based) if tokens else None
+        fault = _find_error(tokens, features, one_based) if tokens else ""
         if fault:
             raise InputError(f"{source}, line {number}: {fault}")
     raise InputError(f"{source}: not a LIBSVM file that scikit-learn can read")
 
 
-def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | None:
-    """Describe the error in the tokens of a line, or return None."""
+def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str:
+    """Describe the error in the tokens of a line, or return ""."""
 
     def quote(token: bytes) -> str:
         return short_repr(token.decode("ascii", "backslashreplace"))
@@ -107,17 +107,13 @@ def _find_error(tokens: list[bytes], features: int, one_based: bool) -> str | No
     lowest = 1 if one_based else 0
     before = lowest - 1
     for token in tokens[1:]:
-        index, colon, value = token.partition(b":")
-        if not colon:
-            return f"expected index:value, found {quote(token)}"
-        if not _INTEGER.match(index):
-            return f"the index in {quote(token)} is not a whole number"
-        if not _NUMBER.match(value) or not math.isfinite(float(value)):
-            return f"the value in {quote(token)} is not a finite number"
+        index, _, value = token.partition(b":")
+        if not _INTEGER.match(index) or not _NUMBER.match(value) or math.isinf(float(value)):
+            return f"expected index:value, a whole and a finite number, found {quote(token)}"
         number = int(index)
         if not lowest <= number <= features - 1 + lowest:
             return f"the index in {quote(token)} is outside {lowest}..{features - 1 + lowest}"
         if number <= before:
             return f"the index in {quote(token)} does not rise above the one before it ({before})"
         before = number
-    return None
+    return ""

@@ -204,12 +204,10 @@ def by_id(ids: Any, small: str = "error", *, min_rows: int = 1) -> Partition:
             f"by_id: {count} of {len(names)} clients have fewer than min_rows={min_rows} rows "
             f"(such as {short_repr(names[is_small][0].item())} with {sizes[is_small][0]})"
         )
-        if small == "error":
-            raise InputError(f"{found}; lower min_rows, or use by-id:drop or by-id:merge")
-        if small == "merge" and rows < min_rows:
-            raise InputError(f"{found}, and together only {rows}; drop them, or lower min_rows")
-        if small == "drop" and not kept:
-            raise InputError(f"{found}, so that none is left; lower min_rows")
+        is_hopeless = rows < min_rows if small == "merge" else not kept
+        if small == "error" or is_hopeless:
+            advice = ", or use by-id:drop or by-id:merge" * (not is_hopeless)
+            raise InputError(f"{found}; lower min_rows{advice}")
         number = np.full(len(names), len(kept) if small == "merge" else -1)
         number[~is_small] = np.arange(len(kept))
         owner = number[owner]

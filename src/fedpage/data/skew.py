@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -333,14 +334,12 @@ def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints
     """
     lacking = np.maximum(min_rows - sizes, 0)
     moved = int(lacking.sum())
-    low, high = min_rows, int(sizes.max())  # the size to which the largest clients are reduced
-    while low < high:
-        middle = (low + high + 1) // 2
-        if np.maximum(sizes - middle, 0).sum() >= moved:
-            low = middle
-        else:
-            high = middle - 1
-    given = np.maximum(sizes - low, 0)
+    # the largest clients are reduced to the last size at which they give enough rows
+    levels = range(int(sizes.max()) + 1)
+    level = -1 + bisect_right(
+        levels, -moved, lo=min_rows, key=lambda size: -np.maximum(sizes - size, 0).sum()
+    )
+    given = np.maximum(sizes - level, 0)
     too_many = int(given.sum()) - moved
     given[np.flatnonzero(given)[len(np.flatnonzero(given)) - too_many :]] -= 1
     order = np.lexsort((uniforms(seed, 42, size=len(owner)), owner))

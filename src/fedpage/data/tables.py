@@ -202,12 +202,10 @@ def _check_text(table: DataTable, name: str, is_label: bool = False) -> None:
             raise InputError(f"{table.source}, column {name!r}: {DATES}")
     if len(values) > max(_FEW_VALUES, total / 2):
         advice = (
-            "if they are numbers, convert the column, as by astype(float)"
-            if plain.all()
-            else "choose another label"
-            if is_label
-            else f"leave it out with drop=({name!r},) (--drop)"
+            "choose another label" if is_label else f"leave it out with drop=({name!r},) (--drop)"
         )
+        if plain.all():
+            advice = "if they are numbers, convert the column, as by astype(float)"
         raise InputError(
             f"{table.source}: column {name!r} has {len(values):,} different texts in "
             f"{total:,} rows, as an id or free text does; {advice}"
