@@ -75,7 +75,7 @@ def test_settings_agree_with_the_paper():
 def test_figures_share_their_runs(real):
     real("a9a")
     studies = book.load(["comparison/a9a-robust", "clients/a9a-robust"], store="runs", seeds=1)
-    places = {plan.place for study in studies for plan in study._plans.values()}
+    places = {plan.place for study in studies for plan in study.plans.values()}
     assert len(places) == 9 * 4  # the comparison's 12 curves are among the 36
 
 

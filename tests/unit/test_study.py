@@ -120,7 +120,7 @@ def test_a_problem_may_change_methods_and_grids(load):
 def test_mistakes_are_one_line_that_names_the_place(load, old, new, fault):
     assert old in TEXT
     with pytest.raises(InputError) as error:
-        _ = load(TEXT.replace(old, new))._plans
+        _ = load(TEXT.replace(old, new)).plans
     assert fault in str(error.value)
     assert "study.toml" in str(error.value)
     assert "\n" not in str(error.value)
@@ -176,17 +176,17 @@ def test_runs_have_the_bits_of_simulate_and_are_found_by_their_settings(load):
 
 
 def test_other_code_or_versions_are_other_runs(load, monkeypatch):
-    before = {plan.place for plan in load()._plans.values()}
-    assert before == {plan.place for plan in load()._plans.values()}
+    before = {plan.place for plan in load().plans.values()}
+    assert before == {plan.place for plan in load().plans.values()}
     from fedpage.runs import fingerprint
 
     monkeypatch.setattr(fingerprint, "code_digest", lambda cls: "other")
-    assert not before & {plan.place for plan in load()._plans.values()}
+    assert not before & {plan.place for plan in load().plans.values()}
     monkeypatch.undo()
     from fedpage.runs import fingerprint
 
     monkeypatch.setattr(fingerprint, "versions", lambda: {"numpy": "0"})
-    assert not before & {plan.place for plan in load()._plans.values()}
+    assert not before & {plan.place for plan in load().plans.values()}
 
 
 def test_a_study_of_objects_equals_that_of_tables(load, tmp_path):
@@ -209,7 +209,7 @@ def test_a_study_of_objects_equals_that_of_tables(load, tmp_path):
 
 def test_a_run_that_another_process_has_is_awaited(load, tmp_path):
     study = load()
-    plan = next(iter(study._plans.values()))
+    plan = next(iter(study.plans.values()))
     lock = RunStore(plan.place)
     lock.__enter__()
     states = [run.state.value for run in study.status().runs.values()]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fedpage.core.types import AnyMethod
     from fedpage.problems import LinearModel
     from fedpage.runs.history import History
-    from fedpage.runs.spec import RunOptions
+    from fedpage.studies.study import Study
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def execute(
     from fedpage.runs.lock import DirectoryLock
     from fedpage.runs.spec import RunOptions
     from fedpage.studies.comparison import compare_costs
-    from fedpage.studies.sweep import run_names
+    from fedpage.studies.sweep import study_of_methods
 
     if table is not None:
         check_table(table)
@@ -212,6 +212,10 @@ def execute(
         failing, policy = faults.parse(command.faults, "--faults")
         faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem
         options = replace(options, faults=failing, policy=policy)
+    study = study_of_methods(
+        problem, methods, rounds=config.rounds, seeds=config.seed_list, out=out / "runs",
+        record_every=config.record_every, options=options,
+    )  # fmt: skip
     if not resume:
         prepare_out(out, force, report)
     with DirectoryLock(out) as lock, explain_os_errors(out, f"`fedpage resume {out}` continues"):
@@ -220,7 +224,7 @@ def execute(
             toml.write_settings(out / "compare.toml", {"command": to_table(command)})
         print_problem(settled, problem)
         with handle_signals(out, jobs):
-            runs = _run_all(problem, methods, config, out / "runs", jobs, options)
+            runs = _run_all(study, methods, config, jobs)
         comparison = compare_costs(runs, target=target, cost=cost)
         print_summary(runs, target, cost, comparison.tied)
         print_metrics(runs)
@@ -228,7 +232,7 @@ def execute(
         print_scale_hint(runs, settled, target)
         if table is not None:
             print(f"Table: {comparison.table().write(table)}")
-        folders = [out / "runs" / name for name in run_names(methods, config.seed_list)]
+        folders = [plan.place for plan in study.plans.values() if plan.place is not None]
         for history, folder in zip(runs, folders, strict=True):
             history.to_csv(folder / "history.csv")
         title = f"{describe_problem(problem.describe())}, step {config.step:g}"
@@ -242,16 +246,10 @@ def execute(
 
 
 def _run_all(
-    problem: LinearModel,
-    methods: list[AnyMethod],
-    config: CompareConfig,
-    out: Path,
-    jobs: int,
-    options: RunOptions,
+    study: Study, methods: list[AnyMethod], config: CompareConfig, jobs: int
 ) -> list[History]:
     """Run every method with every seed, with a progress bar for each method."""
     from fedpage.callbacks.progress import Progress, progress_bars, summarise_record
-    from fedpage.studies.sweep import iterate_sweep
 
     seeds, rounds = config.seed_list, config.rounds
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
@@ -262,17 +260,7 @@ def _run_all(
         def show_rounds(method: AnyMethod, seed: int) -> list[Progress]:
             return [Progress(bars, tasks[methods.index(method)], offset=seeds.index(seed) * rounds)]
 
-        for history in iterate_sweep(
-            problem,
-            methods,
-            seeds,
-            jobs=jobs,
-            callbacks=show_rounds if jobs == 1 else None,
-            out=out,
-            rounds=rounds,
-            record_every=config.record_every,
-            options=options,
-        ):
+        for history in study.iterate(jobs=jobs, callbacks=show_rounds if jobs == 1 else None):
             runs.append(history)
             method, seed = divmod(len(runs) - 1, len(seeds))
             note = summarise_record(history.rows[-1])

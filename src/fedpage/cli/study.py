@@ -146,7 +146,7 @@ def export(
 
 
 def _execute(study: Study, jobs: int, out: Path | None) -> Document:
-    with show_progress(study.store) as progress:
+    with show_progress(study.store or Path()) as progress:
         study.run(jobs=min(jobs, os.cpu_count() or 1), progress=progress)
     print(f"{study.new_runs} new runs; all runs are in {study.store}")
     return {"new_runs": study.new_runs, **_finish(study, out)}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.simulate import Simulation
@@ -20,11 +20,13 @@ from fedpage.runs.build import build_problem
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.fingerprint import digest, fingerprint, result_key
 from fedpage.runs.history import History
-from fedpage.runs.lock import RunInUse, is_in_use
-from fedpage.runs.spec import RunOptions, RunSpec
+from fedpage.runs.lock import RunInUse
+from fedpage.runs.spec import RunSpec
 
 _LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5
+CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
+"""Makes the callbacks of a run from its method and seed."""
 
 
 @lru_cache(maxsize=4)
@@ -56,13 +58,14 @@ class PlannedRun:
     Attributes:
         spec: Its settings. The problem may be a `ProblemConfig`, which takes little to send to
             another process, and is opened there.
-        place: The run's directory.
-        key: The digest of all that the run's bits depend on.
+        place: The run's directory, or None if it is kept in memory.
+        key: The digest of all that the run's bits depend on, or "" if the directory is not named
+            after it.
     """
 
     spec: RunSpec
-    place: Path
-    key: str
+    place: Path | None
+    key: str = ""
 
     def load(self, *, warn: bool = True) -> History | None:
         """Load the finished run, or return None if it has not ended, or is damaged.
@@ -70,6 +73,8 @@ class PlannedRun:
         Args:
             warn: Whether to log what is damaged.
         """
+        if self.place is None or not self.key:
+            return None
         path = self.place / "history.jsonl"
         if not path.is_file():
             return None
@@ -84,6 +89,7 @@ class PlannedRun:
 
     def _check_own(self, history: History) -> None:
         """Refuse a run that was put here, but is another one or of another version."""
+        assert self.place is not None
         table = toml.read_settings(self.place / "run.toml")
         stored = table.get("fingerprint", {})
         about = {key: value for key, value in stored.items() if key != "code"}
@@ -93,42 +99,52 @@ class PlannedRun:
                 f"{self.place}: the run in it is not the one that its name stands for; remove it"
             )
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a process is writing the run."""
-        return is_in_use(self.place)
-
-    def execute(self) -> bool:
+    def execute(self, callbacks: CallbackFactory | None = None) -> History | None:
         """Run it, or continue it where a process was killed.
 
         Returns:
-            False if another process is writing it.
+            The run, or None if another process is writing it.
         """
+        spec = replace(self.spec, problem=open_source(self.spec.problem))
+        observers = () if callbacks is None else callbacks(spec.method, spec.seed)
         try:
-            execute_run(replace(self.spec, problem=open_source(self.spec.problem)), out=self.place)
+            return execute_run(spec, check_callbacks(list(observers)), self.place)
         except RunInUse:
-            return False
-        return True
+            if not self.key:
+                raise
+            return None
+
+    def finish(self, callbacks: CallbackFactory | None = None) -> History:
+        """Load the run, make it, or wait for the process that is writing it."""
+        while True:
+            history = self.load(warn=False)
+            history = self.execute(callbacks) if history is None else history
+            if history is not None:
+                return history
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def plan_runs(
-    store: str | os.PathLike[str],
+    store: Path | None,
     source: ProblemConfig | Problem,
     method: AnyMethod,
     seeds: Sequence[int],
+    name: str = "",
     **settings: Any,
 ) -> list[PlannedRun]:
     """Find the directory of the runs of a method on a problem.
 
-    Its name has the method, the data and the seed, and a digest of all that the run's bits depend
-    on: method, problem, data, seed, rounds, records, code, and the versions of packages.
+    If no name is given, it has the method, the data and the seed, and a digest of all that the
+    run's bits depend on: method, problem, data, seed, rounds, records, code, and the versions of
+    packages.
 
     Args:
-        store: The directory of all runs.
+        store: The directory of all runs, or None to keep them in memory.
         source: The problem, or its configuration.
         method: The method.
         seeds: The seeds.
-        settings: Further fields of `RunSpec`: rounds, record_every, stop.
+        name: The beginning of the directories' names, before the seed.
+        settings: Further fields of `RunSpec`: rounds, record_every, stop, options.
 
     Returns:
         A run for each seed.
@@ -137,31 +153,25 @@ def plan_runs(
         InputError: The data cannot be read, or the method does not fit the problem.
     """
     problem = open_source(source)
-    spec = RunSpec(problem, method, seed=0, options=RunOptions(resume=True), **settings)
+    spec = RunSpec(problem, method, seed=0, **settings)
     engine = Simulation(problem, method, seed=0)  # refuses what cannot be run
-    about = fingerprint(spec.describe(), engine.code)
-    root = Path(store).resolve()  # a worker may have been started in another directory
-    words = [method.name, str(problem.describe().get("data", ""))]
-    prefix = "-".join(filter(None, (_slug(word) for word in words)))
     unopened: Any = source
+    specs = [replace(spec, problem=unopened, seed=seed) for seed in seeds]
+    if store is None:
+        return [PlannedRun(spec, None) for spec in specs]
+    root = store.resolve()  # a worker may have been started in another directory
+    if name:
+        return [PlannedRun(spec, root / f"{name}-seed{spec.seed}") for spec in specs]
+    about = fingerprint(spec.describe(), engine.code)
+    words = [method.name, str(problem.describe().get("data", ""))]
+    prefix = "-".join(filter(None, (slug(word) for word in words)))
     plans = []
-    for seed in seeds:
-        key = result_key(about | {"seed": seed})
-        place = root / f"{prefix}-seed{seed}-{key[:16]}"
-        plans.append(PlannedRun(replace(spec, problem=unopened, seed=seed), place, key))
+    for spec in specs:
+        key = result_key(about | {"seed": spec.seed})
+        plans.append(PlannedRun(spec, root / f"{prefix}-seed{spec.seed}-{key[:16]}", key))
     return plans
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """Return a text in lower case without the characters that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in text.lower())[:40]
-
-
-def execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
-    """Execute a plan, in the process that is to run it; see `PlannedRun.execute`."""
-    return plan, plan.execute()
-
-
-def wait_for(plan: PlannedRun) -> None:
-    """Wait for a run that another process is writing; if that process dies, continue the run."""
-    while plan.load(warn=False) is None and not plan.execute():
-        time.sleep(_SECONDS_BETWEEN_LOOKS)

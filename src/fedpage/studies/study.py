@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +12,18 @@ from typing import Any
 from fedpage.core.columns import Cost, RecordEvery
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
+from fedpage.core.validate import check_whole
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
 from fedpage.report.watch import RunFollower
 from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
+from fedpage.runs.spec import RunOptions, StopRule, as_options
 from fedpage.studies.claims import Verdict, judge
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.run_archive import PlannedRun, execute, plan_runs, wait_for
+from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 from fedpage.studies.study_file import (
     FigureConfig,
     StudyConfig,
@@ -59,7 +61,8 @@ class Study:
         record_every: The number of rounds between two records, or "log".
         target: What is to be reached, such as "grad_norm:0.01".
         cost: The cost to the target, such as "bytes".
-        store: The directory of the runs.
+        store: The directory of the runs. If None, they are kept in memory.
+        options: Rarely used options of every run, such as faults or devices.
         **more: Other keys of a study file, such as figures and tables.
 
     Raises:
@@ -86,7 +89,8 @@ class Study:
         record_every: RecordEvery = 10,
         target: str = "0.01",
         cost: str = "bytes",
-        store: str | os.PathLike[str] = DEFAULT_STORE,
+        store: str | os.PathLike[str] | None = DEFAULT_STORE,
+        options: RunOptions | None = None,
         **more: Any,
     ) -> None:
         table = {
@@ -100,13 +104,21 @@ class Study:
             "cost": cost,
         }
         config = structure(StudyConfig, table | more, "study")
-        self._set(config, Path(store), "study")
+        self._set(config, None if store is None else Path(store), "study")
+        self.options = as_options(options)
 
-    def _set(self, config: StudyConfig, store: Path, where: str) -> None:
+    def _set(self, config: StudyConfig, store: Path | None, where: str) -> None:
         self.config = config
         """What the study file says."""
         self.store = store
-        """The directory of the runs."""
+        """The directory of the runs, or None if they are kept in memory."""
+        self.options = RunOptions()
+        """Options of every run."""
+        self.stop: StopRule = Stop(config.target) if config.stop else None
+        """When runs end early."""
+        self.is_numbered = False
+        """Whether a run's directory is named after its method and seed, not after its content."""
+        self._kept: dict[RunKey, History] = {}
         self.new_runs = 0
         """How many runs the last call of `run` made."""
         self._where = where
@@ -137,11 +149,11 @@ class Study:
 
     @classmethod
     def of(
-        cls, config: StudyConfig, *, store: str | os.PathLike[str], where: str = "study"
+        cls, config: StudyConfig, *, store: str | os.PathLike[str] | None, where: str = "study"
     ) -> Study:
         """Make a study of its configuration; `where` is the place that errors name."""
         study = cls.__new__(cls)
-        study._set(config, Path(store), where)
+        study._set(config, None if store is None else Path(store), where)
         return study
 
     def __repr__(self) -> str:
@@ -185,19 +197,22 @@ class Study:
     # --- runs ---
 
     @cached_property
-    def _plans(self) -> dict[RunKey, PlannedRun]:
+    def plans(self) -> dict[RunKey, PlannedRun]:
+        """The runs that the study needs, with their directories."""
         config, found = self.config, dict[RunKey, PlannedRun]()
-        stop = None
-        if config.stop:
-            stop = Stop(config.target)
+        by_content = self.store is not None and not self.is_numbered
+        options = replace(self.options, resume=True) if by_content else self.options
         sources = self.sources()
         for curve in self.curves:
             try:
                 plans = plan_runs(
                     self.store, sources[curve.problem], curve.value, config.seed_list,
-                    rounds=config.rounds, record_every=config.record_every, stop=stop,
+                    curve.method if self.is_numbered else "", rounds=config.rounds,
+                    record_every=config.record_every, stop=self.stop, options=options,
                 )  # fmt: skip
             except InputError as error:
+                if self.is_numbered:
+                    raise
                 place = f"{self._where}: {curve.label} on {curve.problem}"
                 raise InputError(f"{place}: {error}") from None
             for plan in plans:
@@ -238,28 +253,57 @@ class Study:
         Raises:
             InputError: The data cannot be read, or a method does not fit its problem.
         """
-        every = list({plan.place: plan for plan in self._plans.values()}.values())
+        if self.store is None or self.is_numbered:
+            total = len(self.plans)
+            for finished, _ in enumerate(self.iterate(jobs=jobs), start=1):
+                if progress is not None:
+                    progress(finished, total)
+            return self
+        every = list({plan.place: plan for plan in self.plans.values()}.values())
         left = [plan for plan in every if plan.load(warn=False) is None]  # the store will warn
         done, self.new_runs = len(every) - len(left), 0
         report = progress or (lambda finished, total: None)
         report(done, len(every))
         elsewhere = []
-        for plan, is_done in run_tasks(execute, [(plan,) for plan in left], jobs, in_order=False):
+        for plan, is_done in run_tasks(_execute, [(plan,) for plan in left], jobs, in_order=False):
             if is_done:
                 self.new_runs += 1
                 report(done := done + 1, len(every))
             else:
                 elsewhere.append(plan)
         for plan in elsewhere:
-            wait_for(plan)
+            plan.finish()
             report(done := done + 1, len(every))
         return self
 
+    def iterate(
+        self, *, jobs: int | None = 1, callbacks: CallbackFactory | None = None
+    ) -> Iterator[History]:
+        """Yield the runs in the study's order, each as soon as it and all before it have ended.
+
+        Args:
+            jobs: Processes; see `run`.
+            callbacks: Makes the callbacks of each run, in the process of that run.
+        """
+        if jobs is not None:
+            check_whole("jobs", jobs, 1)
+        plans, new = self.plans, 0
+        tasks = [(plan, callbacks) for plan in plans.values()]
+        histories = run_tasks(PlannedRun.finish, tasks, jobs)
+        for key, history in zip(plans, histories, strict=True):
+            new += 1
+            if not plans[key].key:
+                self._kept[key] = history
+            yield history
+        self.new_runs = new
+
     def runs(self) -> dict[RunKey, History]:
         """Load the finished runs by (problem, method, setting, seed), in the study's order."""
-        loaded: dict[Path, History | None] = {}
+        if self.store is None or self.is_numbered:
+            return dict(self._kept)
+        loaded: dict[Path | None, History | None] = {}
         found = {}
-        for key, plan in self._plans.items():
+        for key, plan in self.plans.items():
             if plan.place not in loaded:
                 loaded[plan.place] = plan.load()
             history = loaded[plan.place]
@@ -269,8 +313,12 @@ class Study:
 
     def status(self) -> RunFollower:
         """Return the states of the study's runs, by problem, method, setting and seed."""
+        if self.store is None:
+            raise InputError("a study in memory has no directory to look at")
         places = {}
-        for key, plan in self._plans.items():
+        for key, plan in self.plans.items():
+            if plan.place is None:
+                continue
             words = (key.problem, key.method, key.setting, f"seed {key.seed}")
             places[", ".join(filter(None, words))] = plan.place
         follower = RunFollower(self.store, places)
@@ -307,6 +355,11 @@ class Study:
         """Judge the study's claims."""
         figures = self.figures() if figures is None else figures
         return [judge(claim, figures) for claim in self.config.claims]
+
+
+def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
+    """Make a run in the store; the history is not sent back from a worker."""
+    return plan, plan.execute() is not None
 
 
 _PROBLEM_AXES = ("data", "clients", "objective", "partition", "alpha", "weights")

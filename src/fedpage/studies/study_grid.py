@@ -253,6 +253,9 @@ def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]
 def _vary(method: AnyMethod, grid: Settings, more: Settings, place: str) -> Iterator[Any]:
     """Yield a method that was given as an object at each setting of the grids."""
     entry = MethodEntry(type(method), method.name)
+    if not grid and not more:
+        yield {}, {}, method
+        return
     given = {key: getattr(method, key) for key in dataclass_fields(type(method))}
     for setting_, values in _multiply({**grid, **more}, place):
         yield setting_, values, build_curve(entry, values, place, given)

@@ -1,28 +1,20 @@
-"""Run every method with every seed."""
+"""Run every method with every seed: a study of one problem, without grids."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedpage.callbacks.base import Callback, check_callbacks
 from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import check_file
 from fedpage.core.types import AnyMethod, Problem
-from fedpage.core.validate import check_whole
-from fedpage.engine.simulate import Simulation, execute
 from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions, RunSpec, StopRule, as_options
-from fedpage.studies.parallel import run_tasks
-
-CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
-"""Makes the callbacks of a run from its method and seed."""
+from fedpage.runs.spec import RunOptions, StopRule
+from fedpage.studies.run_archive import CallbackFactory, slug
+from fedpage.studies.study import Study
 
 
 def sweep(
@@ -68,28 +60,32 @@ def sweep(
     >>> [(run.label, run.meta["seed"]) for run in runs]
     [('FedPAGE', 0), ('FedPAGE', 1), ('FedAvg', 0), ('FedAvg', 1)]
     """
-    settings = {"rounds": rounds, "record_every": record_every, "stop": stop}
-    return list(
-        iterate_sweep(
-            problem, methods, seeds,
-            jobs=jobs, callbacks=callbacks, out=out, options=as_options(options), **settings,
+    if callbacks is not None and not callable(callbacks):
+        raise InputError(
+            "sweep: callbacks must be a function that makes the callbacks of a run, "
+            "callbacks=lambda method, seed: [...]"
         )
+    study = study_of_methods(
+        problem, methods, rounds=rounds, seeds=seeds, record_every=record_every, stop=stop,
+        out=out, options=options,
     )  # fmt: skip
+    return list(study.iterate(jobs=jobs, callbacks=callbacks))
 
 
-def iterate_sweep(
+def study_of_methods(
     problem: Problem,
     methods: Sequence[AnyMethod],
-    seeds: int | Iterable[int],
     *,
-    jobs: int | None = 1,
-    callbacks: CallbackFactory | None = None,
+    rounds: int,
+    seeds: int | Iterable[int],
     out: str | os.PathLike[str] | None = None,
-    **settings: Any,
-) -> Iterator[History]:
-    """Yield the histories of `sweep`, each as soon as its run and all runs before it have ended.
+    options: RunOptions | None = None,
+    record_every: RecordEvery = 10,
+    stop: StopRule = None,
+) -> Study:
+    """Make the study of `sweep`: one problem, and methods that are told apart by their numbers.
 
-    Args and errors are those of `sweep`; arguments are checked at the first history.
+    Its runs are in `out`, in directories such as 0-fedpage-seed0, or in memory.
     """
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
@@ -97,46 +93,16 @@ def iterate_sweep(
         raise InputError(
             f"seeds must be a number of seeds or a list of seeds, not {short_repr(seeds)}"
         )
-    if callbacks is not None and not callable(callbacks):
-        raise InputError(
-            "sweep: callbacks must be a function that makes the callbacks of a run, "
-            "callbacks=lambda method, seed: [...]"
-        )
-    if jobs is not None:
-        check_whole("jobs", jobs, 1)
-    if isinstance(seeds, (int, np.integer)):
-        check_whole("seeds", seeds, 1, 1_000_000)
-        seeds = range(int(seeds))
-    methods, seeds = list(methods), list(seeds)
-    specs = [
-        RunSpec(problem, method, seed=seed, **settings) for method in methods for seed in seeds
-    ]
-    if not specs:
+    methods = list(methods)
+    seeds = np.arange(seeds).tolist() if isinstance(seeds, (int, np.integer)) else list(seeds)
+    seeds = [int(seed) if isinstance(seed, np.integer) else seed for seed in seeds]
+    if not methods or seeds == []:
         raise InputError("nothing to run: give at least one method and one seed")
-    for spec in specs:  # so that a wrong argument is refused here, not in a worker
-        Simulation(problem, spec.method, seed=spec.seed)
-    # A worker may have been started in another directory.
-    root = None if out is None else check_file(out).resolve()
-    places = [None if root is None else root / name for name in run_names(methods, seeds)]
-    run_one = partial(_run_one, callbacks=callbacks)
-    yield from run_tasks(run_one, list(zip(specs, places, strict=True)), jobs)
-
-
-def _run_one(spec: RunSpec, out: Path | None, *, callbacks: CallbackFactory | None) -> History:
-    """Run one method with one seed, in the process that is to run it."""
-    observers = () if callbacks is None else callbacks(spec.method, spec.seed)
-    return execute(spec, check_callbacks(list(observers)), out)
-
-
-def run_names(methods: Sequence[AnyMethod], seeds: Sequence[int]) -> list[str]:
-    """Return the directory name of each run of a sweep, in the order methods x seeds.
-
-    >>> import fedpage as fp
-    >>> run_names([fp.FedPAGE(), fp.FedAvg()], [0, 1])
-    ['0-fedpage-seed0', '0-fedpage-seed1', '1-fedavg-seed0', '1-fedavg-seed1']
-    """
-    short = [
-        "".join(c if c.isalnum() or c in "-." else "_" for c in method.name.lower())
-        for method in methods
-    ]
-    return [f"{number}-{name}-seed{seed}" for number, name in enumerate(short) for seed in seeds]
+    study = Study(
+        {"problem": problem},
+        {f"{number}-{slug(method.name)}": method for number, method in enumerate(methods)},
+        rounds=rounds, seeds=seeds, record_every=record_every, options=options,
+        store=None if out is None else check_file(out),
+    )  # fmt: skip
+    study.is_numbered, study.stop = True, stop
+    return study
