@@ -2,8 +2,8 @@
 
 Each peer has its own virtual environment below .peers/. Each job is a process, and the peers take
 turns. A peer that cannot be installed or that fails gets a row with the reason. Results are written
-to .peers/results.json and .peers/peers.md after every repetition. With --into FILE the tables also
-replace the text between that file's markers.
+to .peers/results.json and .peers/peers.md after every repetition. With --into FOLDER the tables
+also replace the text between the markers of simulators.md and server-optimisers.md there.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("speed", "exact", "servers"), help="only one of the comparisons"
     )
-    parser.add_argument("--into", type=Path, help="a Markdown file with markers for the tables")
+    parser.add_argument("--into", type=Path, help="the folder of pages with markers")
     options = parser.parse_args()
     home = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
@@ -430,8 +430,7 @@ def main() -> None:
         (home / "peers.md").write_text(page)
         print(page)
         if options.into:
-            text = tables.insert_all(options.into.read_text(encoding="utf-8"), written)
-            options.into.write_text(text, encoding="utf-8")
+            tables.insert_all(options.into, written)
 
     if options.only in (None, "exact"):
         write(exact=exact(pythons, home))

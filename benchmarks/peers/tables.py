@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 NAMES = {
@@ -253,19 +254,19 @@ def server_page(results: dict[str, Any]) -> str:
     return server_table(results) if "servers" in results else ""
 
 
-def insert(text: str, tables: str, begin: str = BEGIN, end: str = END) -> str:
-    """Return the text with the tables between its markers."""
-    before, found, rest = text.partition(begin)
+def insert(file: Path, tables: str, begin: str = BEGIN, end: str = END) -> None:
+    """Write the tables between the markers of a Markdown file."""
+    before, found, rest = file.read_text(encoding="utf-8").partition(begin)
     _, last, after = rest.partition(end)
     if not found or not last:
-        raise ValueError(f"the file has no markers {begin} and {end}")
-    return f"{before}{begin}\n\n{tables.strip()}\n\n{end}{after}"
+        raise ValueError(f"{file} has no markers {begin} and {end}")
+    text = f"{before}{begin}\n\n{tables.strip()}\n\n{end}{after}"
+    file.write_text(text, encoding="utf-8")
 
 
-def insert_all(text: str, results: dict[str, Any]) -> str:
-    """Return the text with the tables of all comparisons that were run."""
+def insert_all(folder: Path, results: dict[str, Any]) -> None:
+    """Write the tables of all comparisons that were run into the pages of a folder."""
     if "speed" in results or "exact" in results:
-        text = insert(text, page(results))
+        insert(folder / "simulators.md", page(results))
     if "servers" in results:
-        text = insert(text, server_page(results), SERVERS_BEGIN, SERVERS_END)
-    return text
+        insert(folder / "server-optimisers.md", server_page(results), SERVERS_BEGIN, SERVERS_END)

@@ -216,6 +216,12 @@ def test_code_that_pages_ask_for_exists():
         assert text.strip()
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_code_in_pages_is_the_source(name):
+    text = DOCUMENTS[name].read_text(encoding="utf-8")
+    assert text == sources.write_code(text), "run: python tools/docs/tables.py"
+
+
 def test_every_method_has_a_page_that_shows_it():
     pages = {
         path: (ROOT / path).read_text(encoding="utf-8")
@@ -251,10 +257,9 @@ def test_the_table_of_methods_is_that_of_the_command_line_and_complete(run):
 
 def test_the_navigation_has_every_page_of_a_method():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for path in (ROOT / "docs" / "methods").glob("*.md"):
-        assert navigation.count(f": methods/{path.name}\n") == 1, path.name
-    for path in (ROOT / "docs").glob("*.md"):
-        assert navigation.count(f": {path.name}\n") == 1 or path.name == "methods.md", path.name
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        assert len(re.findall(rf"[:-] {re.escape(name)}\n", navigation)) == 1, name
 
 
 def test_every_mistake_of_public_code_is_listed():

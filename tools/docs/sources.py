@@ -1,4 +1,4 @@
-"""Copy code from the source into pages when the site is built, so that it cannot go stale.
+"""Copy code from the source into pages, so that it cannot go stale.
 
 A page asks for code in a comment, which GitHub does not show. A pair of comments
 
@@ -6,11 +6,13 @@ A page asks for code in a comment, which GitHub does not show. A pair of comment
     the mathematics
     <!-- end -->
 
-puts the enclosed text to the left of the function's source. A single comment
+puts the enclosed text to the left of the function's source when the site is built. A single comment
 
     <!-- code: examples/own_method.py -->
 
-is replaced by a file, or by a class or function. Several names are separated by spaces.
+stands before a block with a file, a class or a function. The page in docs/ has this block too, so
+that it can be read without the site: `tables.py` writes it, and building the site fails if it
+differs from the source. Several names are separated by spaces.
 """
 
 from __future__ import annotations
@@ -25,13 +27,27 @@ ROOT = Path(__file__).resolve().parents[2]
 _BESIDE = re.compile(
     r"^<!-- beside: (.*?) -->\n(.*?)^<!-- end -->$", flags=re.DOTALL | re.MULTILINE
 )
-_CODE = re.compile(r"^<!-- code: (.*?) -->$", flags=re.MULTILINE)
+_CODE = re.compile(
+    r"^<!-- code: ([^\n]*?) -->\n(?:\n(```python title=.*?^```\n))?",
+    flags=re.DOTALL | re.MULTILINE,
+)
 
 
 def include(markdown: str) -> str:
-    """Return a page's Markdown with the code that it asks for."""
+    """Return a page's Markdown with the code that it asks for.
+
+    Raises:
+        ValueError: A block of code in the page differs from the source.
+    """
+    if markdown != write_code(markdown):
+        raise ValueError("code of a page is out of date: run python tools/docs/tables.py")
     markdown = _BESIDE.sub(lambda match: _columns(match[2], fence(match[1])), markdown)
-    return _CODE.sub(lambda match: fence(match[1]), markdown)
+    return _CODE.sub(lambda match: match[2], markdown)
+
+
+def write_code(markdown: str) -> str:
+    """Return a page's Markdown with the present source after each comment `code`."""
+    return _CODE.sub(lambda match: f"<!-- code: {match[1]} -->\n\n{fence(match[1])}\n", markdown)
 
 
 def names_in(markdown: str) -> list[str]:

@@ -3,7 +3,8 @@
     python tools/docs/tables.py
 
 These are the table of docs/methods.md, the methods in the navigation of mkdocs.yml, and the list of
-docs/mistakes.md. A test fails while one of them is out of date.
+docs/mistakes.md, and the code that pages show after a comment `code` (see `sources.py`). A test
+fails while one of them is out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
+
+import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT / "tests"),) if path not in sys.path]
@@ -150,6 +153,11 @@ def main() -> None:
     for part in PARTS.values():
         changed = "written" if part.write() else "up to date"
         print(f"{part.path.relative_to(ROOT)}: {changed}")
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if text != sources.write_code(text):
+            path.write_text(sources.write_code(text), encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: written")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class LibsvmFile:
     @property
     def offline_hint(self) -> str:
         """How the file comes to a machine without a network."""
-        return f"or get {self.address} elsewhere and `fedpage data add {self.file}`"
+        return f"or download {self.address} elsewhere, copy it here, `fedpage data add {self.file}`"
 
     def make(self) -> Dataset:
         """Load the file, if it is on this machine."""
