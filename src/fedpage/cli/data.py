@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpage.cli.options import Command, with_config_options
-from fedpage.cli.output import Document, console, with_json
+from fedpage.cli.output import Document, console, print_table, with_json
 from fedpage.core.errors import InputError
 from fedpage.runs.config import DataConfig, setting
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedpage.data import Dataset, Partition
     from fedpage.data.registry import LibsvmFile
 
@@ -26,19 +24,10 @@ app = typer.Typer(help="List, show, fetch, add and verify data sets.", no_args_i
 @with_json
 def data_list() -> Document:
     """List the known data sets with their shapes, labels and files."""
-    from rich.table import Table
-
     from fedpage.data.registry import DATASETS, Embedded, find
+    from fedpage.report.tables import Table
 
-    table = Table()
-    for heading in ("name", "rows", "features", "labels", "content", "file"):
-        table.add_column(
-            heading,
-            overflow="fold",
-            justify="right" if heading in ("rows", "features") else "left",
-            no_wrap=heading == "name",
-        )
-    sets = []
+    sets, rows = [], []
     for name, item in DATASETS.items():
         if isinstance(item, Embedded):
             labels, content, file = "-1, 1", item.note, "embedded"
@@ -47,10 +36,12 @@ def data_list() -> Document:
             labels = ", ".join(map(str, item.labels))
             content = "pinned" if item.is_pinned else "unpinned"
             file = str(path) if path else "not here"
-        table.add_row(name, f"{item.rows:,}", f"{item.features:,}", labels, content, file)
+        rows.append((name, f"{item.rows:,}", f"{item.features:,}", labels, content, file))
         about = {"name": name, "rows": item.rows, "features": item.features, "labels": labels}
         sets.append({**about, "content": content, "file": None if file == "not here" else file})
-    console().print(table)
+    headings = ("name", "rows", "features", "labels", "content", "file")
+    table = replace(Table.of_texts(headings, rows), align="lrrlll")
+    print_table(table, wrapped=("file", "content", "labels"))
     print(
         "Download one: fedpage data fetch NAME. Use a downloaded file: fedpage data add FILE.\n"
         "pinned: every bit of the file is checked.\n"
@@ -102,10 +93,9 @@ def show(
     grid.add_column(overflow="fold")
     for heading, text in lines:
         grid.add_row(heading, escape(text))
-    screen = console()
-    screen.print(grid)
+    console().print(grid)
     if division is not None:
-        screen.print(_clients(rows, division))
+        _print_clients(rows, division)
     if figure is not None:
         plot_partition(rows, division, figure)
         print(f"wrote {figure}")
@@ -115,12 +105,10 @@ def show(
     return document
 
 
-def _clients(data: Dataset, division: Partition) -> Table:
+def _print_clients(data: Dataset, division: Partition) -> None:
     """List the clients, or count many of them by their size."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from fedpage.report import data_summary
+    from fedpage.report.tables import Table
 
     if division.N <= data_summary.FEW:
         headings, cells = data_summary.client_table(data, division)
@@ -128,12 +116,8 @@ def _clients(data: Dataset, division: Partition) -> Table:
         headings = ["rows", "clients", ""]
         found = data_summary.size_histogram(division.sizes)
         cells = [[text, f"{count:,}", bar] for text, count, bar in found]
-    table = Table()
-    for heading in headings:
-        table.add_column(escape(heading), justify="left" if heading in ("client", "") else "right")
-    for row in cells:
-        table.add_row(*map(escape, row))
-    return table
+    align = "".join("l" if heading in ("client", "") else "r" for heading in headings)
+    print_table(replace(Table.of_texts(headings, cells), align=align))
 
 
 @app.command(cls=Command)

@@ -267,38 +267,22 @@ def demo(
 def _watch(federation: LocalFederation, run: str, place: Path, title: str, rounds: int) -> None:
     """Show a progress bar from the run's directory until the run has ended."""
     from fedpage.callbacks.progress import progress_bars, summarise_record
-    from fedpage.runs.history import History
+    from fedpage.report.watch import FollowedRun
 
-    asked = time.monotonic()
+    followed, asked = FollowedRun(place), time.monotonic()
     with progress_bars() as bars:
-        task: Any = bars.add_task(title, total=rounds, note="nodes are starting")
-        while True:
-            done = max(
-                [0, *(int(path.name[:9]) for path in (place / "checkpoints").glob("[0-9]*.npz"))]
-            )
-            history = (
-                History.load(place / "history.jsonl")
-                if (place / "history.jsonl").exists()
-                else None
-            )
-            newest = (
-                summarise_record(history.rows[-1])
-                if history is not None and history.rows
-                else "nodes are starting"
-            )
-            if history is not None and history.ended:
-                bars.update(task, completed=history.last("round"), note=newest)
-                return
-            bars.update(task, completed=done, note=newest)
+        task = bars.add_task(title, total=rounds, note="nodes are starting")
+        while not followed.history.ended:
+            time.sleep(0.5)
             if time.monotonic() - asked > 15:  # asking Flower takes two seconds
                 status, why = federation.status(run)
-                finished = status.startswith("finished")
-                if finished and not (
-                    (place / "history.jsonl").exists()
-                    and History.load(place / "history.jsonl").ended
-                ):
+                followed.poll()
+                if status.startswith("finished") and not followed.history.ended:
                     raise InputError(
                         f"the run is {status} ({why}); see {federation.home / 'superlink.log'}"
                     )
                 asked = time.monotonic()
-            time.sleep(0.5)
+            followed.poll()
+            if followed.history.rows:
+                newest = summarise_record(followed.history.rows[-1])
+                bars.update(task, completed=followed.round, note=newest)

@@ -35,6 +35,10 @@ JsonOption = Annotated[
 ]
 
 
+_WIDEST_WORD = 14
+"""Longer words, such as paths, are broken in columns that may be wrapped."""
+
+
 class Failed(typer.Exit):
     """End a command with exit code 1 after its results."""
 
@@ -248,7 +252,7 @@ def print_table(
     columns = dict(zip(table.flat_headings, zip(*table.rows, strict=True), strict=True))
     widths = {
         heading: max(
-            len(part)
+            min(len(part), _WIDEST_WORD if heading in wrapped else len(part))
             for text in (heading, *map(str, cells))
             for part in (text.split() or [""] if heading in (text, *wrapped) else [text])
         )
@@ -270,7 +274,7 @@ def print_table(
     for heading, side in zip(columns, table.align, strict=True):
         if heading in widths:
             justify: Literal["left", "right"] = "left" if side == "l" else "right"
-            shown.add_column(heading, justify=justify, width=widths[heading])
+            shown.add_column(heading, justify=justify, width=widths[heading], overflow="fold")
     for row in zip(*(columns[heading] for heading in widths), strict=True):
         shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
     screen.print(shown)
