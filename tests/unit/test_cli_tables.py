@@ -204,7 +204,7 @@ def test_a_table_without_standardised_columns_gets_a_hint(run, patients, step):
     words = ("run", "fedavg", "--data", "patients.csv", *COLUMNS, *SHORT, "--eta-l", step)
     assert "try --standardise" in run(*words)[1]
     assert "try --standardise" not in run(*words, "--standardise")[1]
-    assert "try --standardise" not in run(*words[:-2], "--target", "loss:0.694")[1]
+    assert "try --standardise" not in run(*words[:-2], "--target", "loss:0.694,hold=0")[1]
 
 
 # --- settings that are written --------------------------------------------------------------------

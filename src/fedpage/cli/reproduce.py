@@ -12,7 +12,7 @@ import typer
 
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
-from fedpage.cli.output import Document, console, log, with_json
+from fedpage.cli.output import Document, log, print_table, with_json
 from fedpage.cli.study import print_verdicts, show_progress
 from fedpage.core.errors import InputError
 
@@ -86,14 +86,10 @@ def reproduce(
 
 
 def _list() -> Document:
-    from rich.table import Table
-
+    from fedpage.report.tables import Table
     from fedpage.studies.paper import book
 
-    table = Table()
-    for heading in ("name", "paper", "data", "panels", "curves", "rounds"):
-        table.add_column(heading)
-    found = []
+    found, rows = [], []
     for name, (_, figure) in book.figures().items():
         (study,) = book.load([name], store="runs")
         entry = {
@@ -106,8 +102,8 @@ def _list() -> Document:
         }
         found.append(entry)
         cells = (v if isinstance(v, list) else [str(v)] for v in entry.values())
-        table.add_row(*map(", ".join, cells))
-    console().print(table)
+        rows.append(tuple(map(", ".join, cells)))
+    print_table(Table.of_texts(found[0], rows), wrapped=("curves",))
     return {"figures": found}
 
 
@@ -138,9 +134,10 @@ def _tuned_path(out: Path, figure: str) -> Path:
 def _tune(
     studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int
 ) -> dict[str, object]:
-    from rich.table import Table
+    from dataclasses import replace
 
     from fedpage.callbacks.progress import progress_bars
+    from fedpage.report.tables import Table
     from fedpage.studies.paper import book, tuning
 
     chosen = [
@@ -163,26 +160,20 @@ def _tune(
                     task, completed=done, total=total, note=what
                 ),
             )  # fmt: skip
-        table = Table(
-            title=f"{name}: fewest rounds to {grid.target:g}",
-            title_justify="left",
-        )
-        for heading in (
-            "panel",
-            "curve",
-            "eta_g",
-            "rho",
-            "rounds on fresh seeds",
-            "eta_g within a tenth of the best",
-        ):
-            table.add_column(heading)
+        cells = []
         for row in rows:
             median = row["rounds_on_fresh_seeds"][1]
             near = ", ".join(f"{v:g}" for v in row["within_tenth"])
             rho = "-" if row["rho"] is None else f"{row['rho']:g}"
             paid = "not reached" if median is None else f"{median:.0f}"
-            table.add_row(row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near)
-        console().print(table)
+            cells.append((row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near))
+        headings = (
+            "panel", "curve", "eta_g", "rho", "rounds on fresh seeds",
+            "eta_g within a tenth of the best",
+        )  # fmt: skip
+        caption = f"{name}: fewest rounds to {grid.target:g}"
+        table = replace(Table.of_texts(headings, cells), caption=caption)
+        print_table(table, wrapped=headings[-1:])
         print(f"Written to {_tuned_path(out, name)}")
         found[name] = list(rows)
     return found
