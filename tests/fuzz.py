@@ -59,8 +59,8 @@ from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec
 from fedpage.runs.store import RunStore
 from fedpage.studies.claims import UNDECIDED, judge
+from fedpage.studies.grid import StudyConfig
 from fedpage.studies.study import Study
-from fedpage.studies.study_file import StudyConfig
 from fedpage.studies.trials import Trial, TrialStore
 
 SECONDS = 10.0

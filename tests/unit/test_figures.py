@@ -15,7 +15,7 @@ from scipy import stats
 import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.report import figure_file, plots
-from fedpage.report.bands import describe_band, mean_band
+from fedpage.report.panel import describe_band, mean_band
 from fedpage.report.plots import text_width, wrap_text
 from fedpage.report.titles import by_method, describe_problem, describe_runs, shorten_partition
 

@@ -15,7 +15,7 @@ from fedpage.core.columns import COLUMNS
 from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
-from fedpage.report.bands import quantile_band
+from fedpage.report.panel import quantile_band
 from fedpage.report.titles import by_method
 
 

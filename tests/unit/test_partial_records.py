@@ -15,7 +15,7 @@ from fedpage.core.metrics import METRICS
 from fedpage.core.types import StopReason
 from fedpage.engine.stopping import Watch
 from fedpage.problems import OBJECTIVES
-from fedpage.report.bands import diverged_note, quantile_band
+from fedpage.report.panel import diverged_note, quantile_band
 from fedpage.report.summary import summarise
 
 PARTIAL = {"measured_clients": 7}

@@ -17,7 +17,7 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.runs.store import RunStore
-from fedpage.studies import study_report
+from fedpage.studies import results
 from fedpage.studies.study import Study
 
 TEXT = """
@@ -287,8 +287,8 @@ def test_claims_are_judged(load):
 def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     study = load()
     with pytest.raises(InputError, match="no run has ended"):
-        study_report.export(study, tmp_path / "out")
-    files = study_report.export(study.run(), tmp_path / "out")
+        results.export(study, tmp_path / "out")
+    files = results.export(study.run(), tmp_path / "out")
     names = {path.name for path in files}
     assert {"report.html", "figure.pdf", "costs-first.tex", "records.csv"} <= names
     page = (tmp_path / "out" / "report.html").read_text()
@@ -296,10 +296,10 @@ def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "records.csv").read_text().splitlines()))
     assert len(rows) == 28 * 5
     assert list(rows[0])[:5] == ["problem", "method", "step", "K", "seed"]
-    path = study_report.write_records(study, tmp_path / "records.parquet")
+    path = results.write_records(study, tmp_path / "records.parquet")
     assert len(polars.read_parquet(path)) == 28 * 5
     with pytest.raises(InputError, match=r"\.csv or \.parquet"):
-        study_report.write_records(study, tmp_path / "records.xls")
+        results.write_records(study, tmp_path / "records.xls")
 
 
 FEW = TEXT.partition("[[figures]]")[0].replace("[2, 4]", "2").replace("[0.1, 0.3]", "[0.1]")

@@ -92,8 +92,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "studies": (
         "Studies", "Problems x methods x grids x seeds, and what is made of their runs.",
         [
-            "studies.study", "studies.study_file", "studies.study_grid", "studies.study_results",
-            "studies.study_report", "studies.run_archive", "studies.claims",
+            "studies.study", "studies.grid", "studies.results",
+            "studies.run_archive", "studies.claims",
         ],
     ),
     "faults": (
@@ -117,7 +117,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
         [
-            "report.write_report", "report.plots", "report.bands", "report.style", "report.titles",
+            "report.write_report", "report.plots", "report.panel", "report.style", "report.titles",
             "report.figure_file", "report.search_plot", "report.partition_plot.plot_partition",
             "report.summary", "report.page", "report.watch", "runs.status",
         ],

@@ -211,11 +211,11 @@ def _report(
     verdicts: list[Verdict],
 ) -> Path:
     """Write the figures and the page."""
-    from fedpage.studies import study_report
+    from fedpage.studies import results
 
     for study in studies:
-        study_report.write_figures(study, out / "figures")
-    return study_report.write_page(
+        results.write_figures(study, out / "figures")
+    return results.write_page(
         out / "report.html",
         title="FedPAGE: the paper's experiments",
         studies=studies,

@@ -139,7 +139,7 @@ def export(
     ] = "csv",
 ) -> None:
     """Write the records, figures, tables and the report into a directory."""
-    from fedpage.studies.study_report import export as write
+    from fedpage.studies.results import export as write
 
     for path in write(_load(file, changes, store), out, records=records):
         print(path)
@@ -172,7 +172,7 @@ def _rows(table: Table) -> list[Document]:
 
 def _finish(study: Study, out: Path | None) -> Document:
     """Print and return the tables of a study, and write its report, figures and tables."""
-    from fedpage.studies import study_report
+    from fedpage.studies import results
 
     folder = Path("runs") / study.config.name if out is None else out
     comparisons = study.comparisons()
@@ -181,9 +181,9 @@ def _finish(study: Study, out: Path | None) -> Document:
     verdicts = study.verdicts() if study.config.claims else []
     if verdicts:
         print_verdicts(verdicts)
-    page = study_report.write_report(study, folder / "report.html")
-    study_report.write_figures(study, folder / "figures")
-    study_report.write_tables(comparisons, folder / "tables")
+    page = results.write_report(study, folder / "report.html")
+    results.write_figures(study, folder / "figures")
+    results.write_tables(comparisons, folder / "tables")
     print(f"Report: {page}; figures and tables are beside it.")
     return {
         "comparisons": {

@@ -25,7 +25,7 @@ from fedpage.core.display import format_number
 from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Vector
 from fedpage.report import summary
-from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
+from fedpage.report.panel import diverged_note, find_direction, quantile_band, use_log_axis
 from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.style import Style, assign_styles
 from fedpage.report.summary import format_bytes

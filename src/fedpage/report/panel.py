@@ -1,31 +1,196 @@
-"""Draw the curves of one panel: lines, bands, scales, ticks and labels of its axes."""
+"""Draw one panel: curves with bands over seeds, at equal costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
-from fedpage.report.bands import (
-    BANDS,
-    Band,
-    diverged_note,
-    find_direction,
-    mean_band,
-    quantile_band,
-    use_log_axis,
-)
 from fedpage.report.style import Style
 from fedpage.runs.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
+
+
+Band: TypeAlias = Literal["quantiles", "mean-ci"]
+BANDS: tuple[Band, ...] = ("quantiles", "mean-ci")
+LEVEL = 0.95
+"""The confidence of the interval of a mean."""
+
+
+def find_direction(runs: Iterable[History], column: str) -> bool | None:
+    """Look up whether higher values of a recorded column are better.
+
+    Args:
+        runs: Runs that recorded it; a problem's own metrics have their direction in the run.
+        column: The column.
+
+    Returns:
+        True or False, or None if it has not been declared.
+    """
+    for run in runs:
+        try:
+            return run.higher_is_better(column)
+        except InputError:
+            continue
+    return None
+
+
+def quantile_band(
+    runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
+) -> tuple[Vector, Vector]:
+    """Compute the median and two quantiles of a column over runs, at equal costs.
+
+    A run's value at a cost is its newest record by then. The band ends where fewer than half of
+    the runs have come so far. A run that ended early keeps its last value; a diverged run counts
+    as worse than any number from its last finite record on.
+
+    Args:
+        runs: Runs of one method that differ by their seed.
+        x: The cost.
+        y: The recorded column.
+        quantiles: The lower and the upper quantile, from 0 to 1.
+
+    Returns:
+        The grid of costs (m,), and low, median and high (3, m) at them.
+    """
+    grid, table = _align(runs, x, y)
+    low, high = np.quantile(table, quantiles, axis=0, method="nearest")
+    return grid, np.array([low, np.median(table, axis=0), high])
+
+
+def mean_band(
+    runs: Sequence[History], x: str, y: str, *, is_log: bool, level: float = LEVEL
+) -> tuple[Vector, Vector]:
+    """Compute the mean of a column over runs and its confidence interval, at equal costs.
+
+    The interval is Student's t, and runs are aligned as in `quantile_band`. On a logarithmic axis
+    mean and interval are those of the logarithms, so that the middle is the geometric mean and no
+    interval reaches below 0. Where a run has diverged there is no mean.
+
+    Args:
+        runs: Runs of one method that differ by their seed.
+        x: The cost.
+        y: The recorded column.
+        is_log: Whether the column is drawn on a logarithmic axis.
+        level: The confidence.
+
+    Returns:
+        The grid of costs (m,), and low, mean and high (3, m) at them; infinite where a run has
+        diverged. A single run has no interval: low and high are its values.
+    """
+    from scipy.stats import t
+
+    grid, table = _align(runs, x, y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log(table) if is_log else table
+        middle = values.mean(axis=0)
+        reach = np.zeros_like(middle)
+        if len(runs) > 1:
+            spread = values.std(axis=0, ddof=1) / np.sqrt(len(runs))
+            reach = t.ppf((1 + level) / 2, len(runs) - 1) * spread
+        reach[~np.isfinite(reach)] = 0.0  # a value is infinite, or 0 on a logarithmic axis
+        band = np.array([middle - reach, middle, middle + reach])
+        return grid, np.exp(band) if is_log else band
+
+
+def _align(runs: Sequence[History], x: str, y: str) -> tuple[Vector, Vector]:
+    """Return a grid of costs (m,) and each run's values at them (runs, m).
+
+    A value is NaN, which makes a gap, where the newest record is of some of the clients only.
+    """
+    worst = -np.inf if find_direction(runs, y) else np.inf
+    costs = [run.cost(x) for run in runs]
+    values = [run[y] for run in runs]
+    gaps = [run.measured_by_all(y) for run in runs]
+    if x in ("round", "rounds"):
+        grid = np.unique(np.concatenate(costs))
+    else:
+        low, high = max(c[0] for c in costs), float(np.median([c[-1] for c in costs]))
+        grid = np.unique(np.concatenate([[low], np.linspace(low, high, 300)]))
+    table = np.empty((len(runs), len(grid)))
+    for row, run, cost, value, whole in zip(table, runs, costs, values, gaps, strict=True):
+        newest = np.searchsorted(cost, grid, side="right").clip(min=1) - 1
+        row[:] = value[newest]
+        row[~np.isfinite(row)] = worst
+        row[np.isnan(whole[newest]) & ~np.isnan(value[newest])] = np.nan
+        if run.diverged:  # nothing is known of it after its last finite record
+            row[grid > cost[np.isfinite(value)].max(initial=-1.0)] = worst
+    return grid, table
+
+
+def use_log_axis(direction: bool | None, drawn: Iterable[Vector]) -> bool:
+    """Decide whether a column's axis is logarithmic.
+
+    It is where lower values are known to be better, none is negative, and the drawn values fall
+    by a factor of ten or more, or to exactly 0.
+
+    Args:
+        direction: From `find_direction`.
+        drawn: Arrays of the values to draw.
+
+    Returns:
+        True for a logarithmic axis.
+    """
+    values = np.concatenate([*drawn, []])
+    values = values[~np.isnan(values)]
+    if direction is not False or not (values > 0).any() or (values < 0).any():
+        return False
+    return bool(values.max() >= 10 * values.min())
+
+
+def describe_band(
+    groups: Mapping[str, Sequence[History]],
+    band: Band,
+    quantiles: tuple[float, float],
+    *,
+    is_log: bool,
+) -> str:
+    """Say in words what the line and the band of each curve are.
+
+    Args:
+        groups: The runs of each curve.
+        band: "quantiles" or "mean-ci".
+        quantiles: The lower and the upper quantile.
+        is_log: Whether the column is drawn on a logarithmic axis.
+
+    Returns:
+        A text for the legend, such as "median and quartiles, 5 seeds"; "" if no curve has more
+        than one run.
+    """
+    counts = sorted({len(group) for group in groups.values() if group})
+    if not counts or counts[-1] < 2:
+        return ""
+    seeds = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seeds"
+    if band == "mean-ci":
+        if is_log:
+            return f"geometric mean, {100 * LEVEL:g} % t-interval of logarithms, {seeds}"
+        return f"mean, {100 * LEVEL:g} % t-interval, {seeds}"
+    low, high = quantiles
+    if (low, high) == (0.25, 0.75):
+        return f"median and quartiles, {seeds}"
+    return f"median, {100 * low:g} % to {100 * high:g} % quantiles, {seeds}"
+
+
+def diverged_note(group: Sequence[History]) -> str:
+    """Return notes such as " (1 of 3 diverged)" on the runs of a group; "" if there are none.
+
+    Another note says that records of some of the clients are left out, as gaps.
+    """
+    count = sum(run.diverged for run in group)
+    notes = [f"{count} of {len(group)} diverged" if len(group) > 1 else "diverged"] if count else []
+    partial = sum(int((~run.complete()).sum()) for run in group)
+    if partial:
+        notes.append(f"gaps: {partial} record{'s' * (partial > 1)} of some clients")
+    return f" ({'; '.join(notes)})" if notes else ""
+
 
 _LARGEST = 1e100
 """Where the upper edge of diverged runs is drawn; it is outside of every axis."""

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.report.bands import Band, describe_band
 from fedpage.report.figure_file import check_figure_path, write_figure
-from fedpage.report.panel import PanelSize, Summary, draw_panel, draw_sample
+from fedpage.report.panel import Band, PanelSize, Summary, describe_band, draw_panel, draw_sample
 from fedpage.report.style import assign_styles, factor_styles
 from fedpage.report.titles import by_method, describe_runs, shorten_partition
 from fedpage.runs.history import History

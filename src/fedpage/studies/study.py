@@ -22,26 +22,24 @@ from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, StopRule, as_options
 from fedpage.studies.claims import Verdict, judge
 from fedpage.studies.comparison import Comparison
-from fedpage.studies.parallel import run_tasks
-from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
-from fedpage.studies.study_file import (
+from fedpage.studies.grid import (
+    Curve,
     FigureConfig,
     StudyConfig,
-    TableConfig,
-    read_study,
-)
-from fedpage.studies.study_grid import (
-    Curve,
     StudyProblem,
+    TableConfig,
     list_curves,
     list_problems,
+    read_study,
 )
-from fedpage.studies.study_results import (
+from fedpage.studies.parallel import run_tasks
+from fedpage.studies.results import (
     RunKey,
     StudyResults,
     is_about,
     panel_names,
 )
+from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 
 DEFAULT_STORE = Path("runs") / "store"
 

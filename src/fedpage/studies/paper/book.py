@@ -13,8 +13,8 @@ from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs import toml
 from fedpage.runs.config import Settings, setting, structure
 from fedpage.studies.claims import Claim
+from fedpage.studies.grid import FigureConfig, StudyConfig
 from fedpage.studies.study import Study
-from fedpage.studies.study_file import FigureConfig, StudyConfig
 
 STUDIES = ("local-steps", "comparison", "clients", "full")
 """The study files, in the paper's order."""
