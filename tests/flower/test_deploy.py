@@ -283,7 +283,7 @@ def test_init_writes_an_app_with_settings(key_dir, tmp_path, run):
         ("aggregation=private:clip=1,noise=1", "FedPAGE needs the mean of the replies"),
         ("objective=logistc-l2", "did you mean 'logistic-l2'?"),
         ("metrics=acuracy", "did you mean 'accuracy'?"),
-        ("target=0,01", "target: expected a finite number"),
+        ("target=0,01", "target: expected a number"),
         ("min-clients=9", "min-clients is larger than clients"),
     ],
 )
