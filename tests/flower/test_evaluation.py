@@ -112,7 +112,7 @@ def test_a_round_that_was_sent_ahead_is_dropped_when_the_run_stops(
     norms = simulated(**changes)["grad_norm"]
     if norms[:at].min() <= norms[at]:
         pytest.skip("the norm is not the smallest so far")  # pragma: no cover
-    history = federate(target=float(norms[at]), **changes).history
+    history = federate(target=f"{float(norms[at])},hold=0", **changes).history
     expected = simulated(rounds=at, **changes)
     assert history.stop_reason is StopReason.TARGET
     kept = [{k: v for k, v in row.items() if k != "seconds"} for row in history.rows]
