@@ -16,7 +16,14 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 from fedpage.core.validate import choice
 from fedpage.data.dataset import Sparse
-from fedpage.data.frames import DataTable, FrameReader, check_names, is_number, short_list
+from fedpage.data.frames import (
+    DataTable,
+    DelimitedReader,
+    FrameReader,
+    check_names,
+    is_number,
+    short_list,
+)
 
 MISSING_VALUE = "(missing)"
 """The value in a feature's name that stands for a missing category, as in "smoker=(missing)"."""
@@ -168,9 +175,9 @@ class Encoding:
         """Encode new rows.
 
         Args:
-            rows: a frame (pandas, polars, pyarrow), columns {name: values} or rows
-                [{name: value}]. It has the columns of the encoding, in any order, and may also have
-                the label, the client ids and the columns that were left out.
+            rows: a frame (pandas, polars, pyarrow), columns {name: values}, rows [{name: value}],
+                or the reader of a table. They have the columns of the encoding, in any order, and
+                may also have the label, the client ids and the columns that were left out.
             unknown: "error" refuses a category that is not known; "ignore" encodes it by zeros.
             source: the name of the rows in errors.
 
@@ -185,21 +192,13 @@ class Encoding:
         >>> encoding.transform([{"smoker": "no", "age": 41}]).tolist()
         [[41.0, 1.0, 0.0]]
         """
-        if not isinstance(rows, DataTable):
-            rows = self.read(FrameReader(rows, source))
         choice("transform", "unknown", unknown, ("error", "ignore"))
-        matrix = encode(rows, self.columns, unknown=unknown, advice=MISSING_IN_NEW_ROW)
-        return matrix.to_scipy() if isinstance(matrix, Sparse) else matrix
-
-    def read(self, reader: Any) -> DataTable:
-        """Read the columns of the encoding from a file or a frame.
-
-        Raises:
-            InputError: a column is missing or not known, or cannot be read.
-        """
+        is_open = isinstance(rows, (FrameReader, DelimitedReader))
+        reader = rows if is_open else FrameReader(rows, source)
         self.check_names(reader.names, reader.source)
-        table: DataTable = reader.read([c.name for c in self.columns], self.text_columns)
-        return table
+        table = reader.read([column.name for column in self.columns], self.text_columns)
+        matrix = encode(table, self.columns, unknown=unknown, advice=MISSING_IN_NEW_ROW)
+        return matrix.to_scipy() if isinstance(matrix, Sparse) else matrix
 
     def check_names(self, names: list[str], source: str) -> None:
         """Check that new rows have every column of the encoding and no unknown one.
@@ -310,7 +309,11 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
     with np.errstate(over="ignore", invalid="ignore"):
         total = 0.0
         for block in blocks:  # sum() would compensate rounding errors
-            total += _sum(block)
+            added = float(block.sum())
+            try:
+                total += added if math.isfinite(added) else math.fsum(block[~np.isnan(block)])
+            except OverflowError:
+                total = math.inf
         mean = total / len(present)
         squares = sum(float(np.nansum((block - mean) ** 2)) for block in blocks)
     scale = math.sqrt(squares / len(present)) if standardise else 1.0
@@ -323,17 +326,6 @@ def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -
         )
     fill = mean if missing == "mean" else None
     return NumberColumn(name, mean if standardise else 0.0, scale, fill, is_bool)
-
-
-def _sum(block: Vector) -> float:
-    """Add the numbers of a block without the missing ones."""
-    total = float(block.sum())
-    if math.isfinite(total):
-        return total
-    try:
-        return math.fsum(block[~np.isnan(block)])
-    except OverflowError:
-        return math.inf
 
 
 def encode(

@@ -44,10 +44,10 @@ class _Rows(NamedTuple):
 
         frame = _read_frame(self.data, [c for c, kind in self.kinds.items() if kind in _SCALARS])
         frame = frame.with_columns(pl.Series(self.label, _read_labels(self.data, self.label)))
-        if self.ids is None:
-            return Dataset.from_frame(frame, label=self.label, **options)
-        frame = frame.with_columns(pl.Series(self.owner, self.ids.tolist()))
-        return Dataset.from_frame(frame, label=self.label, client=self.owner, **options)
+        if self.ids is not None:
+            frame = frame.with_columns(pl.Series(self.owner, self.ids.tolist()))
+            options["client"] = self.owner
+        return Dataset.from_frame(frame, label=self.label, **options)
 
     def read_array(self, column: str) -> Array:
         """Read a column of numbers, vectors or images as an array with a row per example."""

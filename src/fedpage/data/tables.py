@@ -63,7 +63,7 @@ def encode_file(path: Path, encoding: Encoding) -> Any:
     """Encode the rows of a CSV, TSV or parquet file as `Encoding.transform` does."""
     if table_suffix(path) in ("", ".npz"):
         raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
-    return encoding.transform(encoding.read(open_table(path)))
+    return encoding.transform(open_table(path))
 
 
 def make_dataset(
