@@ -72,15 +72,15 @@ class LibsvmFile:
     @property
     def offline_hint(self) -> str:
         """How the file comes to a machine without a network."""
-        return f"or download {self.address} elsewhere, copy it here, `fedpage data add {self.file}`"
+        return f"or download {self.address} elsewhere, copy it, `fedpage data add {self.file}`"
 
     def make(self) -> Dataset:
         """Load the file, if it is on this machine."""
         found = find(self)
         if found is None:
             raise InputError(
-                f"data set {self.name!r} is not on this machine: run `fedpage data fetch "
-                f"{self.name}`; {self.offline_hint}"
+                f"{self.name!r} is not on this machine: `fedpage data fetch {self.name}`; "
+                f"{self.offline_hint}"
             )
         return _check_content(self, found, *_parse(found, self.features, True))
 
