@@ -21,8 +21,8 @@ EF21 = [
     Edit("EF21-HB: v is stale", "EF21.server", "v=v", "v=state.v"),
     Edit("EF21-HB: an average instead of a heavy ball", "EF21.server",
          "self.beta * state.v + g", "self.beta * state.v + (1 - self.beta) * g"),
-    Edit("EF21-HB: effective step without 1/(1-beta)", "EF21.effective_step",
-         "self.eta / (1 - self.beta)", "self.eta"),
+    Edit("EF21-HB: effective step without 1/(1-beta)", "EF21",
+         "heavy_ball = True", "heavy_ball = False"),
     Edit("EF21: b is ignored", "EF21.client", "oracle.batch(self.b)", "oracle.batch(None)"),
     Edit("EF21: unscaled RandK is allowed", "EF21",
          "up_codecs: ClassVar[Kind] = 'contractive'", "up_codecs: ClassVar[Kind] = 'any'"),
@@ -102,16 +102,14 @@ SCALLION = [
     Edit("SCALLION: compares with c_i instead of c", "SCALLION.client",
          "direction - c", "direction - client_state.c"),
     Edit("SCALLION: no scale", "SCALLION.client",
-         "self.scale(len(x)) * (direction - c)", "direction - c"),
-    Edit("SCALLION: a = 1/omega", "SCALLION.scale",
-         "1 + (self.up.omega(d) or 0.0)", "self.up.omega(d) or 1.0"),
+         "self.rate(len(x)) * (direction - c)", "direction - c"),
     Edit("SCALLION: c_i is not stored", "SCALLION.update_client_state",
          "client_state.c + sent.delta", "client_state.c"),
     Edit("SCALLION: c is left out of the move", "SCALLION.server", "change + state.c", "change"),
     Edit("SCALLION: c moves by the mean, not by S/N of it", "SCALLION.server",
          "(replies.count / state.N) * delta", "delta"),
     Edit("SCALLION: unbiased multiplies by a", "SCALLION.server",
-         "delta / self.scale(len(state.x))", "delta * self.scale(len(state.x))"),
+         "delta / self.rate(len(state.x))", "delta * self.rate(len(state.x))"),
     Edit("SCALLION: c gets the unscaled change", "SCALLION.server",
          "(replies.count / state.N) * delta", "(replies.count / state.N) * change"),
     Edit("SCALLION: eta_g ignored", "SCALLION.server",
@@ -134,7 +132,7 @@ STEPS = [
 THEORY = [
     Edit("EF21-PP: step of theory ignores S/N", "ef21_pp", "S / problem.N * alpha", "alpha"),
     Edit("EF21-SGDM: step of theory without m", "ef21_sgdm",
-         "m / (7 * L.whole)", "1 / (7 * L.whole)"),
+         "m / (7 * L)", "1 / (7 * L)"),
 ]  # fmt: skip
 
 TABLES = {

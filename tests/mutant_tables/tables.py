@@ -26,9 +26,6 @@ COFIG = [
          "0.0 * client_state.h + self.rate(len(message.x)) * sent.u"),
     Edit("COFIG: the client's a is 1", "COFIG.update_client_state",
          "self.rate(len(message.x)) * sent.u", "sent.u"),
-    Edit("COFIG: a given is ignored", "COFIG.rate",
-         "1 / (1 + self.omega(d)) if self.a is None else self.a", "1 / (1 + self.omega(d))"),
-    Edit("COFIG: a is 1/omega", "COFIG.rate", "1 + self.omega(d)", "max(1.0, self.omega(d))"),
     Edit("COFIG: takes biased codecs", "COFIG",
          "up_codecs: ClassVar[Kind] = 'unbiased'", "up_codecs: ClassVar[Kind] = 'any'"),
     Edit("DIANA: not all clients are called", "COFIG.call",
@@ -88,7 +85,6 @@ FRECON = [
          "replies.count / N", "self.S / N"),
     Edit("FRECON: x_prev is stale", "FRECON.server", "x_prev=x", "x_prev=state.x_prev"),
     Edit("FRECON: lam ignores the codec", "FRECON.weight", "2 * (1 + self.omega(d)) * N", "2 * N"),
-    Edit("FRECON: a is 1 by default", "FRECON.rate", "1 / (1 + self.omega(d))", "1.0"),
     Edit("FRECON: takes biased codecs", "FRECON",
          "up_codecs = 'unbiased'", "up_codecs = 'any'"),
 ]  # fmt: skip
@@ -125,6 +121,21 @@ THEORY = [
 ]  # fmt: skip
 
 TABLES = {
+    "methods/base.py": [
+        Edit(
+            "the scale a that was given is ignored",
+            "BaseMethod.rate",
+            "1 / (1 + self.omega(d)) if a is None else a",
+            "1 / (1 + self.omega(d))",
+        ),
+        Edit(
+            "the scale a is 1/omega",
+            "BaseMethod.rate",
+            "1 + self.omega(d)",
+            "max(1.0, self.omega(d))",
+        ),
+        Edit("the scale a is 1 by default", "BaseMethod.rate", "1 / (1 + self.omega(d))", "1.0"),
+    ],
     "methods/from_theory.py": THEORY,
     "methods/cofig.py": COFIG,
     "methods/zerosarah.py": ZEROSARAH,

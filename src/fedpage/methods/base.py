@@ -86,6 +86,8 @@ class BaseMethod:
     """`with_step` sets the first; the others, if given, keep their ratio to it."""
     step_factors: ClassVar[tuple[str, ...]] = ()
     """The effective step is the product of these attributes and the first step size."""
+    heavy_ball: ClassVar[bool] = False
+    """Whether the server has momentum: it divides the effective step by 1 - beta."""
 
     up_codecs: ClassVar[Kind] = "cast"
     """Which codecs `up` may be."""
@@ -147,9 +149,18 @@ class BaseMethod:
 
     @property
     def effective_step(self) -> float:
-        """How far the server moves along a unit of gradient in a round."""
+        """How far the server moves along a unit of gradient in a round.
+
+        With momentum it is the sum of all moves along one gradient.
+        """
         step: float = getattr(self, self.step_sizes[0])
-        return self.step_factor * step
+        return self.step_factor * step / self._damping
+
+    @property
+    def _damping(self) -> float:
+        """The divisor of the effective step, 1 - beta with momentum."""
+        beta: float = getattr(self, "beta", 0.0) if self.heavy_ball else 0.0
+        return 1 - beta
 
     def with_step(self, step: float) -> Self:
         """Return the same method with another effective step.
@@ -161,7 +172,8 @@ class BaseMethod:
         factor = step / self.effective_step
         given = {name: getattr(self, name) for name in others}
         scaled = {n: eta * factor for n, eta in given.items() if eta is not None}
-        return replace(self, **{first: step / self.step_factor}, **scaled)
+        scaled[first] = step * self._damping / self.step_factor
+        return replace(self, **scaled)
 
     @classmethod
     def from_theory(cls, problem: Problem, **settings: Any) -> Self:
@@ -180,6 +192,16 @@ class BaseMethod:
             raise InputError(f"{cls.name}: no theorem gives its step sizes; tune them")
         made: Self = theorem(problem, **settings)
         return made
+
+    def omega(self, d: int) -> float:
+        """Return the variance of `up` for d parameters, 0 for casts."""
+        codec: Codec = getattr(self, "up", IDENTITY)
+        return codec.omega(d) or 0.0
+
+    def rate(self, d: int) -> float:
+        """Return a, given or by default 1/(1 + omega), for d parameters."""
+        a: float | None = getattr(self, "a", None)
+        return 1 / (1 + self.omega(d)) if a is None else a
 
     def participants(self, N: int) -> int:
         """Return how many of N clients a round calls: S, or all if S is None."""

@@ -41,12 +41,7 @@ class ClientState(NamedTuple):
     h: Vector
 
 
-@register(
-    "cofig",
-    group="compressed",
-    assumes="clients that keep a state",
-    page="cofig",
-)
+@register("cofig", group="compressed", assumes="clients that keep a state")
 @dataclass(frozen=True)
 class COFIG(BaseMethod):
     """COFIG: S clients send what their gradients differ from a table, compressed.
@@ -76,14 +71,6 @@ class COFIG(BaseMethod):
     b: int | None = None
     up: Codec = IDENTITY
     down: Codec = IDENTITY
-
-    def omega(self, d: int) -> float:
-        """Return the variance of the codec for d parameters."""
-        return self.up.omega(d) or 0.0  # 0 for casts
-
-    def rate(self, d: int) -> float:
-        """Return a, given or by default 1/(1 + omega), for d parameters."""
-        return 1 / (1 + self.omega(d)) if self.a is None else self.a
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with h = 0, as all h_i."""
@@ -116,12 +103,7 @@ class COFIG(BaseMethod):
         return State(x=x, h=state.h + self.rate(len(u)) * part * u, N=state.N)
 
 
-@register(
-    "saga",
-    group="variance-reduced",
-    assumes="clients that keep a state",
-    page="cofig",
-)
+@register("saga", group="variance-reduced", page="cofig")
 @dataclass(frozen=True)
 class SAGA(COFIG):
     """SAGA over clients: COFIG without a codec, so that h_i is the last gradient.
@@ -137,10 +119,7 @@ class SAGA(COFIG):
 
 
 @register(
-    "diana",
-    group="compressed",
-    assumes="all clients in every round, each with a state",
-    page="cofig",
+    "diana", assumes="all clients in every round, each with a state", page="cofig"
 )
 @dataclass(frozen=True)
 class DIANA(COFIG):

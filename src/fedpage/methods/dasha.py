@@ -42,10 +42,7 @@ class ClientState(NamedTuple):
 
 
 @register(
-    "dasha",
-    group="compressed",
-    assumes="all clients in every round, each with a state",
-    page="dasha",
+    "dasha", group="compressed", assumes="all clients in every round, each with a state"
 )
 @dataclass(frozen=True)
 class DASHA(BaseMethod):
@@ -87,7 +84,7 @@ class DASHA(BaseMethod):
     ) -> tuple[Reply, ClientState]:
         """Move h_i towards grad f_i(x), and reply by how much g_i should move."""
         h, g = client_state
-        q, omega = float(message.q[0]), self.up.omega(len(message.x)) or 0.0
+        q, omega = float(message.q[0]), self.omega(len(message.x))
         a, b = q / (2 * omega + 1), q / (2 - q)
         everything = oracle.batch(None)
         gradient_prev = oracle.grad(message.x_prev, everything)
@@ -106,9 +103,7 @@ class DASHA(BaseMethod):
         return State(x=state.x - self.eta * g, x_prev=state.x, g=g, N=state.N)
 
 
-@register(
-    "dasha-pp", group="compressed", assumes="clients that keep a state", page="dasha"
-)
+@register("dasha-pp", assumes="clients that keep a state", page="dasha")
 @dataclass(frozen=True)
 class DASHAPP(DASHA):
     """DASHA-PP: DASHA with S sampled clients.

@@ -11,8 +11,8 @@ Rate for Finite Training Sets" (2012): SAG.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.codecs.message_codec import Kind
@@ -52,10 +52,7 @@ class MomentumClientState(NamedTuple):
 
 
 @register(
-    "ef21",
-    group="compressed",
-    assumes="all clients in every round, each with a state",
-    page="ef21",
+    "ef21", group="compressed", assumes="all clients in every round, each with a state"
 )
 @dataclass(frozen=True)
 class EF21(BaseMethod):
@@ -76,6 +73,7 @@ class EF21(BaseMethod):
     paper = "Richtárik, Sokolov, Fatkhullin 2021"
     messages = {Model: Reply}
     client_state: ClassVar[type] = ClientState
+    heavy_ball = True
     up_codecs: ClassVar[Kind] = "contractive"
     changes = {Model: {"c": None}}
 
@@ -84,15 +82,6 @@ class EF21(BaseMethod):
     b: int | None = None
     up: Codec = IDENTITY
     down: Codec = IDENTITY
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, eta/(1 - beta)."""
-        return self.eta / (1 - self.beta)
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step."""
-        return replace(self, eta=step * (1 - self.beta))
 
     def init(self, x0: Vector, N: int) -> State:
         """Start with g = 0, as all g_i."""
@@ -124,9 +113,7 @@ class EF21(BaseMethod):
         return State(x=state.x - self.eta * v, g=g, v=v, N=state.N)
 
 
-@register(
-    "ef21-pp", group="compressed", assumes="clients that keep a state", page="ef21"
-)
+@register("ef21-pp", assumes="clients that keep a state", page="ef21")
 @dataclass(frozen=True)
 class EF21PP(EF21):
     """EF21-PP: EF21 with S sampled clients; the others' c_i is 0.
@@ -141,9 +128,7 @@ class EF21PP(EF21):
     S: int = 20
 
 
-@register(
-    "sag", group="variance-reduced", assumes="clients that keep a state", page="ef21"
-)
+@register("sag", group="variance-reduced", page="ef21")
 @dataclass(frozen=True)
 class SAG(EF21PP):
     """SAG over clients: EF21-PP without compression, so g_i is the last gradient sent.
@@ -158,12 +143,7 @@ class SAG(EF21PP):
     codec_hint = "with another codec use EF21-PP (ef21-pp)"
 
 
-@register(
-    "ef21-sgdm",
-    group="compressed",
-    assumes="all clients in every round, each with a state",
-    page="ef21",
-)
+@register("ef21-sgdm", page="ef21")
 @dataclass(frozen=True)
 class EF21SGDM(EF21):
     """EF21-SGDM: EF21 that follows v_i, the client's momentum, instead of a gradient.

@@ -18,10 +18,8 @@ from fedpage.methods.fedavg import FedAvg
 from fedpage.methods.messages import Model, Move
 from fedpage.methods.registry import register
 
-BIASED = "similar clients; biased otherwise"
 
-
-@register("fedavg-training", variant_of="fedavg", group="local", assumes=BIASED)
+@register("fedavg-training", variant_of="fedavg")
 @dataclass(frozen=True)
 class LocalTraining(FedAvg):
     """FedAvg whose clients take epochs over their rows, or steps of an optimiser.
@@ -89,7 +87,7 @@ class LocalTraining(FedAvg):
         return Move(dy), None
 
 
-@register("fedprox", group="local", assumes=BIASED)
+@register("fedprox")
 @dataclass(frozen=True)
 class FedProx(LocalTraining):
     """FedProx: FedAvg whose clients minimise f_i(y) + (mu/2)|y - x|^2.

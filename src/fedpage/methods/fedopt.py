@@ -7,12 +7,12 @@ Optimization" (2021), for the adaptive servers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedpage.core import validate
 from fedpage.core.types import Replies, Vector
-from fedpage.methods.fedavg_variants import BIASED, LocalTraining
+from fedpage.methods.fedavg_variants import LocalTraining
 from fedpage.methods.messages import MomentumState, Move
 from fedpage.methods.registry import register
 from fedpage.methods.schedules import StepSize
@@ -27,13 +27,12 @@ class AdaptiveState(NamedTuple):
     N: int
 
 
-@register("fedavgm", group="adaptive", assumes=BIASED, page="fedopt")
+@register("fedavgm", group="adaptive", page="fedopt")
 @dataclass(frozen=True)
 class FedAvgM(LocalTraining):
     """FedAvgM: FedAvg with heavy-ball momentum at the server.
 
-    With beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta), the sum
-    of all moves along one gradient.
+    With beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta).
 
     Args:
         beta: The momentum, in [0, 1).
@@ -41,17 +40,9 @@ class FedAvgM(LocalTraining):
 
     name = "FedAvgM"
     paper = "Hsu et al. 2019"
+    heavy_ball = True
 
     beta: float = 0.9
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, K eta_g eta_l/(1 - beta)."""
-        return self.steps * self.eta_g * self.eta_l / (1 - self.beta)
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step, by changing eta_l."""
-        return replace(self, eta_l=step * (1 - self.beta) / (self.steps * self.eta_g))
 
     def init(self, x0: Vector, N: int) -> MomentumState:  # type: ignore[override]
         """Start with m = 0."""
@@ -66,7 +57,7 @@ class FedAvgM(LocalTraining):
         return MomentumState(x=state.x + self.eta_g * m, m=m, N=state.N)
 
 
-@register("fednesterov", group="adaptive", assumes=BIASED, page="fedopt")
+@register("fednesterov", page="fedopt")
 @dataclass(frozen=True)
 class FedNesterov(FedAvgM):
     """FedNesterov: FedAvg with Nesterov's momentum at the server.
@@ -128,7 +119,7 @@ class AdaptiveFedAvg(LocalTraining):
         return AdaptiveState(x=x, m=m, v=v, N=state.N)
 
 
-@register("fedadagrad", group="adaptive", assumes=BIASED, page="fedopt")
+@register("fedadagrad", group="adaptive", page="fedopt")
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveFedAvg):
     """FedAdagrad: the server divides by the root of the sum of all squared moves.
@@ -147,7 +138,7 @@ class FedAdagrad(AdaptiveFedAvg):
         return v + D**2
 
 
-@register("fedadam", group="adaptive", assumes=BIASED, page="fedopt")
+@register("fedadam", group="adaptive", page="fedopt")
 @dataclass(frozen=True)
 class FedAdam(AdaptiveFedAvg):
     """FedAdam: the server divides by the root of a decaying mean of squared moves.
@@ -169,7 +160,7 @@ class FedAdam(AdaptiveFedAvg):
         return self.beta2 * v + (1 - self.beta2) * D**2
 
 
-@register("fedyogi", group="adaptive", assumes=BIASED, page="fedopt")
+@register("fedyogi", page="fedopt")
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
     """FedYogi: FedAdam whose v changes by (1 - beta2) D^2 at most.

@@ -20,10 +20,8 @@ from fedpage.methods.messages import FullGradient, Gradient, TwoPoints
 from fedpage.methods.passes import Difference
 from fedpage.methods.registry import register
 
-_ASSUMES = "all clients reachable now and then"
 
-
-@register("page", group="variance-reduced", assumes=_ASSUMES)
+@register("page")
 @dataclass(frozen=True)
 class PAGE(FedPAGE):
     """PAGE: FedPAGE with K = 1, where eta_l and b3 have no influence."""
@@ -35,9 +33,7 @@ class PAGE(FedPAGE):
     K: int = 1
 
 
-@register(
-    "fedpage-periodic", variant_of="fedpage", group="variance-reduced", assumes=_ASSUMES
-)
+@register("fedpage-periodic", variant_of="fedpage")
 @dataclass(frozen=True)
 class PeriodicFedPAGE(FedPAGE):
     """FedPAGE with a full round every round(1/p) rounds instead of by a coin.
@@ -68,12 +64,7 @@ class LeakFreeReply(NamedTuple):
     g: Vector
 
 
-@register(
-    "fedpage-leak-free",
-    variant_of="fedpage",
-    group="variance-reduced",
-    assumes=_ASSUMES,
-)
+@register("fedpage-leak-free", variant_of="fedpage")
 @dataclass(frozen=True)
 class LeakFreeFedPAGE(FedPAGE):
     """FedPAGE that carries PAGE's estimator forward, which local steps do not damp.
@@ -132,12 +123,7 @@ class PassState(NamedTuple):
         return len(self.seen)
 
 
-@register(
-    "fedpage-pass-start",
-    variant_of="fedpage",
-    group="variance-reduced",
-    assumes=_ASSUMES,
-)
+@register("fedpage-pass-start", variant_of="fedpage")
 @dataclass(frozen=True)
 class PassStartFedPAGE(FedPAGE):
     """FedPAGE that begins with a pass over the clients in place of a full round.

@@ -14,7 +14,7 @@ from fedpage.methods.registry import register
 from fedpage.methods.zerosarah import ClientState, State, ZeroSARAH
 
 
-@register("frecon", group="compressed", assumes="clients that keep a state")
+@register("frecon", group="compressed")
 @dataclass(frozen=True)
 class FRECON(ZeroSARAH):
     """FRECON: compressed differences, pulled towards COFIG's estimate of the gradient.
@@ -35,14 +35,6 @@ class FRECON(ZeroSARAH):
     codec_hint = ""
 
     a: float | None = None
-
-    def omega(self, d: int) -> float:
-        """Return the variance of the codec for d parameters."""
-        return self.up.omega(d) or 0.0  # 0 for casts
-
-    def rate(self, d: int) -> float:
-        """Return a, given or by default 1/(1 + omega), for d parameters."""
-        return 1 / (1 + self.omega(d)) if self.a is None else self.a
 
     def weight(self, d: int, N: int) -> float:
         """Return lam, given or by default S/(2 (1 + omega) N), for d parameters."""

@@ -236,26 +236,28 @@ def frecon(
     return replace(method, eta=table_steps.frecon_nonconvex(L, problem.N, S, omega))
 
 
-def _contraction(name: str, codec: Codec, d: int) -> float:
+def _contraction(method: BaseMethod, codec: Codec, d: int) -> float:
     """Return the codec's contraction alpha for d parameters."""
     alpha = codec.alpha(d)
     if alpha is None:  # such as randk:0.6 for two parameters
         raise InputError(
-            f"{name}: {codec} is not contractive for {d} parameters; "
+            f"{method.name}: {codec} is not contractive for {d} parameters; "
             f"use scaled({codec})"
         )
     return alpha
+
+
+def _ef21(method: EF21, problem: Problem) -> tuple[float, float, float]:
+    """Return L of f, the clients' average L, and the contraction of `up`."""
+    L = _smoothness(method, problem)
+    return L.whole, L.average, _contraction(method, method.up, problem.d)
 
 
 @theorem(EF21)
 def ef21(cls: type[EF21], problem: Problem, *, up: _Codec = IDENTITY) -> EF21:
     """Return EF21 with the step of Theorem 1, for a nonconvex f."""
     method = cls(up=up)
-    L, alpha = (
-        _smoothness(method, problem),
-        _contraction(cls.name, method.up, problem.d),
-    )
-    return replace(method, eta=table_steps.ef21_nonconvex(L.whole, L.average, alpha))
+    return replace(method, eta=table_steps.ef21_nonconvex(*_ef21(method, problem)))
 
 
 @theorem(EF21PP)
@@ -267,11 +269,8 @@ def ef21_pp(
     At its best s = rho it is Theorem 1 with alpha S/N in the place of alpha.
     """
     method = cls(S=S, up=up)
-    L, alpha = (
-        _smoothness(method, problem),
-        _contraction(cls.name, method.up, problem.d),
-    )
-    eta = table_steps.ef21_nonconvex(L.whole, L.average, S / problem.N * alpha)
+    L, average, alpha = _ef21(method, problem)
+    eta = table_steps.ef21_nonconvex(L, average, S / problem.N * alpha)
     return replace(method, eta=eta)
 
 
@@ -285,11 +284,8 @@ def ef21_sgdm(
     7 were derived again for this library (docs/methods/ef21.md).
     """
     method = cls(up=up, m=m)
-    L, alpha = (
-        _smoothness(method, problem),
-        _contraction(cls.name, method.up, problem.d),
-    )
-    return replace(method, eta=min(alpha / (20 * L.average), m / (7 * L.whole)))
+    L, average, alpha = _ef21(method, problem)
+    return replace(method, eta=min(alpha / (20 * average), m / (7 * L)))
 
 
 @theorem(EF21BC)
@@ -303,7 +299,7 @@ def ef21_bc(
     """Return EF21-BC with the step of `table_steps.ef21_bc_nonconvex`."""
     method, d = cls(up=up, down=down), problem.d
     L = _smoothness(method, problem)
-    alphas = [_contraction(cls.name, codec, d) for codec in (method.up, method.down)]
+    alphas = [_contraction(method, codec, d) for codec in (method.up, method.down)]
     return replace(
         method, eta=table_steps.ef21_bc_nonconvex(L.whole, L.average, *alphas)
     )
@@ -324,9 +320,9 @@ def dasha_pp(
 
 
 def _dasha(method: DASHA, problem: Problem) -> DASHA:
-    L, N, omega = _smoothness(method, problem), problem.N, method.up.omega(problem.d)
+    L, N, omega = _smoothness(method, problem), problem.N, method.omega(problem.d)
     S = method.participants(N)
-    eta = table_steps.dasha_nonconvex(L.whole, L.average, N, S, omega or 0.0)
+    eta = table_steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
     return replace(method, eta=eta)
 
 

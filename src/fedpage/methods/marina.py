@@ -131,9 +131,7 @@ class PPMARINA(BaseMethod):
         return State(x=state.x - self.eta_g * g, x_prev=state.x, g=g, N=state.N)
 
 
-@register(
-    "marina", group="compressed", assumes="all clients in every round", page="marina"
-)
+@register("marina", assumes="all clients in every round")
 @dataclass(frozen=True)
 class MARINA(PPMARINA):
     """MARINA: PP-MARINA with all clients in every round, and all rows."""
@@ -144,9 +142,7 @@ class MARINA(PPMARINA):
     S: int | None = None
 
 
-@register(
-    "vr-marina", group="compressed", assumes="all clients in every round", page="marina"
-)
+@register("vr-marina", assumes="all clients in every round", page="marina")
 @dataclass(frozen=True)
 class VRMARINA(PPMARINA):
     """VR-MARINA: MARINA whose differences use minibatches of b rows."""

@@ -80,8 +80,8 @@ def register(
     name: str,
     presets: Mapping[str, tuple[str, Mapping[str, object]]] | None = None,
     *,
-    group: str = "other",
-    assumes: str = "",
+    group: str | None = None,
+    assumes: str | None = None,
     page: str = "",
     variant_of: str = "",
 ) -> Callable[[M], M]:
@@ -90,19 +90,27 @@ def register(
     Args:
         name: Its name on the command line.
         presets: Further names, each with a label and the hyper-parameters it fixes.
-        group: Its family: one of `GROUPS`.
-        assumes: What it needs beyond smoothness, in a few words.
+        group: Its family: one of `GROUPS`. If None, use its base class's.
+        assumes: What it needs beyond smoothness, in a few words. If None, use its base
+            class's.
         page: Its page in docs/methods, without ".md", if it is not the name.
         variant_of: The name of the method that it is a variant of. `fedpage choose`
             leaves variants out.
     """
-    if group not in GROUPS:
+    if group is not None and group not in GROUPS:
         raise InputError(
             f"{name}: group must be one of {', '.join(GROUPS)}, not {short_repr(group)}"
         )
-    about = (group, assumes, page or variant_of or name)
 
     def decorate(cls: M) -> M:
+        known = {entry.cls: entry for entry in METHODS.values()}
+        bases = [known[base] for base in cls.__mro__[1:] if base in known]
+        base = bases[0] if bases else MethodEntry(cls, cls.name)
+        about = (
+            base.group if group is None else group,
+            base.assumes if assumes is None else assumes,
+            page or variant_of or name,
+        )
         METHODS.add(name, MethodEntry(cls, cls.name, {}, *about, variant_of))
         for other, (label, preset) in (presets or {}).items():
             METHODS.add(other, MethodEntry(cls, label, preset, *about, name))

@@ -12,12 +12,7 @@ from typing import NamedTuple
 
 from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
 from fedpage.methods.local import ProximalSteps
-from fedpage.methods.messages import (
-    FullGradient,
-    Gradient,
-    Move,
-    MoveAndGradient,
-)
+from fedpage.methods.messages import FullGradient, Gradient, Move, MoveAndGradient
 from fedpage.methods.registry import register
 
 
@@ -52,9 +47,7 @@ _Reply = Gradient | Move | MoveAndGradient
 
 
 @register(
-    "saber",
-    group="second-order",
-    assumes="similar clients; all reachable now and then",
+    "saber", group="second-order", assumes="similar clients; all reachable now and then"
 )
 @dataclass(frozen=True)
 class SABER(ProximalSteps):

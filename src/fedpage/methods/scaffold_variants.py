@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from fedpage.core.types import Fields, Oracle, Replies, Vector
 from fedpage.methods.registry import register
 from fedpage.methods.scaffold import SCAFFOLD, ClientState, Controlled, State
-
-_ASSUMES = "clients that keep a state"
 
 
 class MoveAndChange(NamedTuple):
@@ -22,7 +20,7 @@ class MoveAndChange(NamedTuple):
     dc: Vector
 
 
-@register("scaffold-option-i", variant_of="scaffold", group="local", assumes=_ASSUMES)
+@register("scaffold-option-i", variant_of="scaffold")
 @dataclass(frozen=True)
 class ScaffoldOptionI(SCAFFOLD):
     """SCAFFOLD with option I: c_i+ is the client's gradient at x over b0 rows.
@@ -68,7 +66,7 @@ class HeavyBallState(NamedTuple):
     m: Vector
 
 
-@register("scaffold-momentum", variant_of="scaffold", group="local", assumes=_ASSUMES)
+@register("scaffold-momentum", variant_of="scaffold")
 @dataclass(frozen=True)
 class ScaffoldMomentum(SCAFFOLD):
     """SCAFFOLD whose server has momentum (heavy ball), which is not in the paper.
@@ -80,17 +78,9 @@ class ScaffoldMomentum(SCAFFOLD):
     """
 
     name = "SCAFFOLD-momentum"
+    heavy_ball = True
 
     beta: float = 0.9
-
-    @property
-    def effective_step(self) -> float:
-        """The effective step, K eta_g eta_l/(1 - beta)."""
-        return self.K * self.eta_g * self.eta_l / (1.0 - self.beta)
-
-    def with_step(self, step: float) -> Self:
-        """Return the same method with another effective step, by changing eta_l."""
-        return replace(self, eta_l=step * (1.0 - self.beta) / (self.K * self.eta_g))
 
     def init(self, x0: Vector, N: int) -> HeavyBallState:  # type: ignore[override]
         """Start with c = 0, as all c_i, and without a move."""

@@ -50,10 +50,6 @@ class SCALLION(LocalSGD):
     a: float | None = None
     unbiased: bool = False
 
-    def scale(self, d: int) -> float:
-        """Return a for d parameters, given or by default 1/(1 + omega)."""
-        return 1 / (1 + (self.up.omega(d) or 0.0)) if self.a is None else self.a
-
     def init(self, x0: Vector, N: int) -> State:
         """Start with c = 0, as all c_i."""
         self.check_sample(N)
@@ -71,7 +67,7 @@ class SCALLION(LocalSGD):
         direction = local_sgd(
             oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=c - client_state.c
         )  # (x - y_K)/(K eta_l)
-        return Reply(self.scale(len(x)) * (direction - c)), client_state
+        return Reply(self.rate(len(x)) * (direction - c)), client_state
 
     def update_client_state(
         self, message: Controlled, sent: Reply, client_state: ClientState
@@ -82,7 +78,7 @@ class SCALLION(LocalSGD):
     def server(self, state: State, replies: Replies[Reply]) -> State:
         """Move along mean(delta) + c, and set c += (S/N) mean(delta)."""
         delta = replies.mean.delta
-        change = delta / self.scale(len(state.x)) if self.unbiased else delta
+        change = delta / self.rate(len(state.x)) if self.unbiased else delta
         return State(
             x=state.x - (self.eta_g * self.K * self.eta_l) * (change + state.c),
             c=state.c + (replies.count / state.N) * delta,

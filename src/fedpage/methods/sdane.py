@@ -149,12 +149,7 @@ class DANE(BaseMethod):
         return state._replace(x=x, v=x, solving=False)
 
 
-@register(
-    "s-dane",
-    group="second-order",
-    assumes="convex; similar clients",
-    page="s-dane",
-)
+@register("s-dane", assumes="convex; similar clients")
 @dataclass(frozen=True)
 class SDANE(DANE):
     """S-DANE: DANE whose prox-centre v moves along the gradients at the y_K.
@@ -200,12 +195,7 @@ class SDANE(DANE):
         return state._replace(x=x, v=v, A=A, solving=False)
 
 
-@register(
-    "acc-s-dane",
-    group="second-order",
-    assumes="convex; similar clients",
-    page="s-dane",
-)
+@register("acc-s-dane", page="s-dane")
 @dataclass(frozen=True)
 class AccSDANE(SDANE):
     """Accelerated S-DANE: the steps start between x and v, and t grows.

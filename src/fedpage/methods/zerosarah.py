@@ -82,10 +82,7 @@ class ZeroSARAH(BaseMethod):
         return Call(clients, TwoPoints(state.x, state.x_prev))
 
     def client(
-        self,
-        message: _Message,
-        oracle: Oracle,
-        client_state: ClientState,
+        self, message: _Message, oracle: Oracle, client_state: ClientState
     ) -> tuple[_Reply, ClientState]:
         """Compute p = grad_I(x) and q = grad_I(x_prev), the same I."""
         batch = oracle.batch(self.b)
