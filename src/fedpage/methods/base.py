@@ -149,10 +149,7 @@ class BaseMethod:
 
     @property
     def effective_step(self) -> float:
-        """How far the server moves along a unit of gradient in a round.
-
-        With momentum it is the sum of all moves along one gradient.
-        """
+        """How far the server moves along a unit of gradient in a round."""
         step: float = getattr(self, self.step_sizes[0])
         return self.step_factor * step / self._damping
 

@@ -32,7 +32,8 @@ class AdaptiveState(NamedTuple):
 class FedAvgM(LocalTraining):
     """FedAvgM: FedAvg with heavy-ball momentum at the server.
 
-    With beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta).
+    With beta = 0 it is FedAvg. The effective step is K eta_g eta_l/(1 - beta), the sum
+    of all moves along one gradient.
 
     Args:
         beta: The momentum, in [0, 1).
