@@ -22,3 +22,5 @@ def traced(monkeypatch):
 
     eager = functools.partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", eager)
+    yield
+    torch.compiler.reset()  # what is left of a trace cannot be freed at the end of the process
