@@ -2,7 +2,6 @@
 
 import fedpage as fp
 from fedpage.data import registry
-from fedpage.report import plots
 
 name = "a9a" if registry.find(registry.libsvm_file("a9a")) else "census"
 data = fp.load(name)
@@ -12,4 +11,4 @@ histories = fp.sweep(problem, methods, rounds=500, seeds=3)
 for history in histories:
     spent = history.cost_to(0.05, cost="bytes")
     print(history, f"- bytes to a gradient norm of 0.05: {spent:,.0f}")
-print("plot:", plots.save(histories, "quickstart.png", x="bytes"))
+fp.plot(histories, "quickstart.png", x="bytes")

@@ -184,7 +184,7 @@ def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
     assert np.max(axes.lines[0].get_xdata()) == 120.0
     axes = plots.curves(runs, x="bits_up", y="loss")
     assert np.max(axes.lines[0].get_xdata()) == 624.0
-    plots.save_pair(runs, tmp_path / "pair.png", "title", y="loss", cost="bits", dpi=30)
+    plots.plot(runs, tmp_path / "pair.png", x=("round", "bits"), y="loss", dpi=30)
     path = page.write_runs(
         runs, tmp_path / "r.html", title="T", target="loss:0.5", cost="up+0.1*down"
     )

@@ -339,12 +339,13 @@ def test_curves(runs, x, y):
 
 def test_files_of_every_kind(runs, tmp_path):
     for suffix in ("png", "pdf", "svg"):
-        assert plots.save(runs, tmp_path / f"figure.{suffix}").stat().st_size > 5000
+        plots.plot(runs, tmp_path / f"figure.{suffix}")
+        assert (tmp_path / f"figure.{suffix}").stat().st_size > 5000
     with pytest.raises(fp.InputError, match="nope"):
-        plots.save(runs, tmp_path / "figure.nope")
+        plots.plot(runs, tmp_path / "figure.nope")
     for nothing in ([], fp.History(), [fp.History()]):
         with pytest.raises(fp.InputError, match="no histories"):
-            plots.save_pair(nothing, tmp_path / "none.png", "nothing")
+            plots.plot(nothing, tmp_path / "none.png")
     for quantiles in ((-1, 3), (0.9, 0.1)):
         with pytest.raises(fp.InputError, match="quantiles"):
             plots.curves(runs, quantiles=quantiles)
@@ -358,7 +359,8 @@ def test_summary_and_page(runs, tmp_path):
     assert rows[1].value == np.median([run.last("grad_norm") for run in runs[3:6]])
     assert rows[0].rounds == math.inf
     assert "not reached" in rows[0].cells()
-    assert plots.save_pair(runs, tmp_path / "p.png", "two panels").stat().st_size > 5000
+    plots.plot(runs, tmp_path / "p.png", x=("round", "bytes"), title="two panels")
+    assert (tmp_path / "p.png").stat().st_size > 5000
     table = summary.table(rows)
     assert table.headings[2] == "gradient norm"
     assert [row[0].text for row in table.rows] == list(by_method(runs))

@@ -581,8 +581,9 @@ def test_plots_of_exact_zeros(tmp_path):
     assert ax.get_ylim()[0] > 0
     assert plots.curves([fall], y="loss").get_yscale() == "linear"
     assert "0" not in plots.curves([fall], y="loss").get_ylabel()
-    assert plots.save(runs, tmp_path / "zero.png", dpi=30).stat().st_size > 0
-    assert plots.save_pair([*runs, fall], tmp_path / "pair.png", "title", dpi=30).stat().st_size > 0
+    plots.plot(runs, tmp_path / "zero.png", dpi=30)
+    plots.plot([*runs, fall], tmp_path / "pair.png", x=("round", "bytes"), dpi=30)
+    assert (tmp_path / "pair.png").stat().st_size > 0
     panels = [
         plots.PanelRuns(name, by_method(some))
         for name, some in (("all", runs), ("fall", [fall]), ("no", []))

@@ -382,5 +382,9 @@ def write_reports(
         )
         print(f"Report: {path}")
     if out is not None:
-        picture = plots.save_pair(runs, out / "curves.png", title, y=target.column, cost=cost)
+        from fedpage.core.columns import Cost
+
+        picture, second = out / "curves.png", Cost.parse(cost).name
+        axes = ("round", "bytes" if second == "round" else second)
+        plots.plot(runs, picture, x=axes, y=target.column, title=title)
         print(f"Plot: {picture}")

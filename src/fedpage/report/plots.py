@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.report.figure_file import check_figure_path, write_figure
 from fedpage.report.panel import Band, PanelSize, Summary, describe_band, draw_panel, draw_sample
@@ -30,8 +28,6 @@ __all__ = [
     "curves",
     "draw_figure",
     "plot",
-    "save",
-    "save_pair",
 ]
 
 Width: TypeAlias = Literal["single", "double", "screen"]
@@ -250,68 +246,6 @@ def _require_runs(histories: Runs) -> list[History]:
     if not any(len(run) for run in runs):
         raise InputError("nothing to plot: no histories given")
     return [run for run in runs if len(run)]
-
-
-def save(
-    histories: Runs,
-    path: str | os.PathLike[str],
-    *,
-    x: str = "round",
-    y: str = "grad_norm",
-    quantiles: tuple[float, float] = (0.25, 0.75),
-    title: str | None = None,
-    dpi: int = 160,
-) -> Path:
-    """Write the figure that `plot` draws for the screen, and return the file's path.
-
-    Args:
-        histories: See `plot`, as for x, y, quantiles and title.
-        path: The file; its suffix chooses PNG, PDF, SVG or PGF.
-        x: The cost.
-        y: The recorded column.
-        quantiles: The band.
-        title: The title.
-        dpi: Dots per inch of a PNG.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: As in `plot`.
-    """
-    plot(histories, path, x=x, y=y, quantiles=quantiles, title=title, dpi=dpi)
-    return Path(path)
-
-
-def save_pair(
-    histories: Runs,
-    path: str | os.PathLike[str],
-    title: str | None = None,
-    *,
-    y: str = "grad_norm",
-    cost: str | Cost = "bytes",
-    dpi: int = 160,
-) -> Path:
-    """Draw a column against rounds and against another cost, side by side, into a file.
-
-    Args:
-        histories: Runs of any methods and seeds.
-        path: The file.
-        title: The title above both panels; see `plot`.
-        y: The recorded column.
-        cost: The second panel's cost: a column, or a sum such as "up+0.1*down".
-        dpi: Dots per inch of a PNG.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: No run has a record, or there is no such cost.
-    """
-    second = Cost.parse(cost).name
-    axes = ("round", "bytes" if second == "round" else second)
-    plot(histories, path, x=axes, y=y, title=title, dpi=dpi)
-    return Path(path)
 
 
 def draw_figure(

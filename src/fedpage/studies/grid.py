@@ -40,7 +40,7 @@ class Selection:
         problems: Names of problems; none for all.
         methods: Names of methods; none for all.
         where: Values of grids, such as {step = [0.1, 0.3]}; other runs are left out.
-        best: Whether each method stands at its best setting only: that of the least median cost.
+        best: Whether to show each method only at the setting with the least median cost.
     """
 
     name: str = ""
@@ -299,7 +299,7 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
         unknown = next((key for key in own.methods if key not in config.methods), None)
         if unknown is not None:
             hint = did_you_mean(unknown, config.methods)
-            raise InputError(f"{place}: methods has {unknown!r}, which is no method;{hint}")
+            raise InputError(f"{place}: methods has {unknown!r}, which is not a method;{hint}")
         source = structure(ProblemConfig, table, place)
         found[name] = StudyProblem(name, own.title or name, source, own.methods, own.grid)
     return found

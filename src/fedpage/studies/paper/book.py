@@ -50,7 +50,7 @@ def _read(name: str) -> tuple[StudyConfig, dict[str, TuningTable]]:
 
 
 def figures() -> dict[str, tuple[str, FigureConfig]]:
-    """List every figure in the paper's order: by name, its study and what it is."""
+    """List every figure in the paper's order: its study and its settings, by name."""
     return {figure.name: (study, figure) for study in STUDIES for figure in _read(study)[0].figures}
 
 
@@ -60,7 +60,7 @@ def claims() -> list[Claim]:
 
 
 def tuning(figure: str) -> TuningTable | None:
-    """Return the search for the step sizes of a figure, or None if it has none."""
+    """Return the search for the step sizes of a figure, or None."""
     return _read(figures()[figure][0])[1].get(figure)
 
 
