@@ -12,3 +12,4 @@ for history in histories:
     spent = history.cost_to(0.05, cost="bytes")
     print(history, f"- bytes to a gradient norm of 0.05: {spent:,.0f}")
 fp.plot(histories, "quickstart.png", x="bytes")
+print("plot: quickstart.png")
