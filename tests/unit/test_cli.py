@@ -193,7 +193,7 @@ def test_data_verify_reads_a_real_file(run, real):
         (("run", "fedpage", "--threads", "0"), "threads must be"),
         (("run", "fedpage", "--alpha", "0.5"), "has no regulariser"),
         (("run", "fedpage", "--data", ""), "unknown data set"),
-        (("run", "fedpage", "--data", "a9a:skew=1"), "has no settings"),
+        (("run", "fedpage", "--data", "a9a:skew=1"), "unknown 'skew'"),
         (("run", "fedpage", "--data", "census:foo=1"), "unknown 'foo'"),
         (("run", "fedpage", "--data", "census:rows=100000000000"), "rows must be a whole number"),
         (("run", "fedpage", "--partition", "dirichlet"), "dirichlet:ALPHA"),
