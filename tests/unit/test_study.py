@@ -18,6 +18,7 @@ import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.runs.store import RunStore
 from fedpage.studies import results
+from fedpage.studies.comparison import compare_costs
 from fedpage.studies.study import Study
 
 TEXT = """
@@ -273,6 +274,21 @@ def test_a_best_setting_is_in_every_name_and_at_an_edge_it_is_said(load):
     for comparison in inside.run().comparisons().values():
         assert list(comparison.costs) == ["FedPAGE (step=0.1)"]
         assert not any("edge" in note for note in comparison.table().notes)
+
+
+def test_a_study_in_memory_is_the_sweep_and_its_table():
+    problem = fp.LogisticRegression(fp.load("census", rows=100), clients=10)
+    methods = {"page": fp.PAGE(S=4), "fedavg": fp.FedAvg(S=4)}
+    settings = {"rounds": 30, "seeds": 2, "record_every": 2}
+    study = Study({"p": problem}, methods, store=None, target="0.2", **settings).run()
+    assert study.new_runs == 4
+    assert study.run().new_runs == 0
+    runs = fp.sweep(problem, list(methods.values()), **settings)
+    assert all(a.same(b) for a, b in zip(runs, study.runs().values(), strict=True))
+    (comparison,) = study.comparisons().values()
+    costs = [list(row.values()) for row in comparison.costs.values()]
+    assert costs == [list(row.values()) for row in compare_costs(runs, target=0.2).costs.values()]
+    assert costs == [[r.cost_to(0.2) for r in runs[:2]], [r.cost_to(0.2) for r in runs[2:]]]
 
 
 def test_claims_are_judged(load):

@@ -253,6 +253,7 @@ class Study:
         """
         if self.store is None or self.is_numbered:
             total = len(self.plans)
+            self.new_runs = total - len(self._kept)
             for finished, _ in enumerate(self.iterate(jobs=jobs), start=1):
                 if progress is not None:
                     progress(finished, total)
@@ -285,15 +286,16 @@ class Study:
         """
         if jobs is not None:
             check_whole("jobs", jobs, 1)
-        plans, new = self.plans, 0
+        plans = self.plans
+        if len(self._kept) == len(plans):  # all were made before
+            yield from self._kept.values()
+            return
         tasks = [(plan, callbacks) for plan in plans.values()]
         histories = run_tasks(PlannedRun.finish, tasks, jobs)
         for key, history in zip(plans, histories, strict=True):
-            new += 1
             if not plans[key].key:
                 self._kept[key] = history
             yield history
-        self.new_runs = new
 
     def runs(self) -> dict[RunKey, History]:
         """Load the finished runs by (problem, method, setting, seed), in the study's order."""
