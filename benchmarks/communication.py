@@ -1,7 +1,7 @@
 """Compare what all methods of the library need to reach a target: `make communication`.
 
 Every method is first *screened*: few steps, one seed. Those that are not far from the best are
-*tuned* by `fedpage.studies.search`, for each target on its own, and the winners *run* on fresh
+*tuned* by `fedpage.studies.search`, for each target on its own, and the winners *run* on held-out
 seeds. Methods run twice: without codecs, tuned for client contacts, and with the codecs that suit
 them best, tuned for bytes in all. SecantPAGE is not tuned. Everything that is finished is kept
 below --out, so that a benchmark that was killed resumes.
@@ -41,11 +41,10 @@ from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.target import Target
 from fedpage.methods import METHODS
-from fedpage.studies.question import Question, SearchEnded, Trials
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.statistics import CostSample
-from fedpage.studies.trials import TrialStore
+from fedpage.studies.trials import Question, SearchEnded, Trials
 
 FRESH = 20_000
 """The first seed of the final runs; searches use 0, 1, ..."""
@@ -110,7 +109,7 @@ def tuned(
         Target(case.column, target), Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
         record_every=max(1, round(terms.between[place] / called)), rounds=1_000_000,
     )  # fmt: skip
-    store = TrialStore(out / case.name / "trials.jsonl", question.describe(problem))
+    store = out / case.name / "trials.jsonl"
     trials = Trials(problem, question, store=store, max_runs=terms.runs)
     axes = axes_of(entrant, method, problem, only)
     start = tuple(axis.start for axis in axes.values())
@@ -121,13 +120,14 @@ def tuned(
     search = Search(trials, method, axes, seeds=terms.search_seeds, design=design)
     with contextlib.suppress(SearchEnded):
         search.run()
-    point = start if search.leader is None else search.leader
-    winner, values = search.candidate(point), search.values(point)
+    point = start if search.incumbent is None else search.incumbent
+    winner = search.candidate(point)
+    pairs = zip(axes.values(), point, strict=True)
     found = {
         "key": key,
         "settings": settings(winner),
-        "words": ", ".join(f"{name} {_word(value)}" for name, value in values.items()),
-        "enclosed": search.is_enclosed,
+        "words": ", ".join(f"{axis.name} {_word(axis.at(index))}" for axis, index in pairs),
+        "local_optimum": search.is_local_optimum,
         "runs": trials.done + trials.reused,
     }
     append_line(path, found)
@@ -146,7 +146,7 @@ def _word(value: object) -> str:
 def evaluate(
     case: Case, runs: Runs, entrant: Entrant, method: Any, place: int, terms: Terms, words: str
 ) -> report.Found:
-    """Run a method on the fresh seeds."""
+    """Run a method on the held-out seeds."""
     target = case.targets[place]
     unit = 8 * runs.problem.d if entrant.codecs else 1
     rungs = [Rung(target, terms.limits[place] * unit)]
@@ -180,7 +180,7 @@ class Evaluation:
         say(f"{self.case.name}: {len(self.screened)} screened", began)
 
     def compare(self, place: int) -> None:
-        """Tune what the screening left for a target, and run the winners on fresh seeds."""
+        """Tune what the screening left for a target, and run the winners on held-out seeds."""
         target, problem = self.case.targets[place], self.runs.problem
         for entrant, method in selected(self.runs, self.screened, place, self.terms):
             began = time.process_time()
@@ -194,7 +194,7 @@ class Evaluation:
             found = tuned(self.case, problem, entrant, method, place, self.out, only)
             if not entrant.codecs:
                 self.winners[entrant.name, place] = found["method"]
-            words = found["words"] + ("" if found["enclosed"] else " (not enclosed)")
+            words = found["words"] + ("" if found["local_optimum"] else " (search cut)")
             self._evaluate(entrant, found["method"], place, words)
             text = f"{self.case.name} {entrant.key} for {target:g}: {words}, {found['runs']} runs"
             say(text + self._result(entrant, target), began)

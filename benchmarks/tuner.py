@@ -6,7 +6,7 @@
 `known` plants optima: the best step of gradient descent in closed form, steps a hundred times
 beyond the first design on both sides, and values of S, K and p that only a search on these axes
 finds. `compare` gives random search and Optuna's TPE the same space, the same caps, the same seeds
-and at least as many runs as the tuner took, and judges all winners on the same fresh seeds.
+and at least as many runs as the tuner took, and evaluates all winners on the same held-out seeds.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedpage.core.types import Smoothness
 from fedpage.methods.fair import default_method
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
-from fedpage.studies.question import FRESH_SEED, Question, Trials
 from fedpage.studies.search import CAP, Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.statistics import CostSample
-from fedpage.studies.tune import Tuning, coordinate, make_question, tune
+from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials
+from fedpage.studies.tuning import Tuning, coordinate, make_question, tune
 
 SEEDS = 10
 """Seeds of a comparison in the search, as in `tune`."""
@@ -106,7 +106,7 @@ def known_cases() -> list[Known]:
         Known("gradient descent: 2/(L+mu)", quadratic(), descent, {"step": best}, steps),
         Known("5 local steps, equal clients", quadratic(), five, {"step": 5 * best}, steps),
         Known("SCAFFOLD, 5 local steps", quadratic(), fp.SCAFFOLD(S=16, K=5, eta_g=1.0, b=None),
-              {"step": 5 * best}, steps | {"fixed": ["S", "K", "b", "b0", "beta", "eta_g"]}),
+              {"step": 5 * best}, steps | {"fixed": ["S", "K", "b", "eta_g"]}),
         Known("step 100 times above", quadratic(wrong=100), descent, {"step": best}, steps),
         Known("step 100 times below", quadratic(wrong=0.01), descent, {"step": best}, steps),
         Known("given grid, 100 times below the best", quadratic(), descent, {"step": best},
@@ -118,10 +118,10 @@ def known_cases() -> list[Known]:
 
 
 def is_found(case: Known, found: Tuning) -> bool:
-    """Say whether a search found the answer within a place on each axis."""
+    """Return True if a search found the answer within an index on each axis."""
     values = {name: float(coordinate(found.method, name)) for name in case.answer}
     near = (abs(math.log(values[name] / value)) for name, value in case.answer.items())
-    return found.is_enclosed and all(ratio <= math.log(case.within) for ratio in near)
+    return found.first.is_local_optimum and all(ratio <= math.log(case.within) for ratio in near)
 
 
 def check_known() -> bool:
@@ -129,7 +129,7 @@ def check_known() -> bool:
     ok = True
     print("| planted | answer | found | runs | found it |\n|---|---|---|---:|---|")
     for case in known_cases():
-        found = tune(case.problem, case.method, seeds=3, fresh=3, **case.options)
+        found = tune(case.problem, case.method, seeds=3, held_out_seeds=3, **case.options)
         good = is_found(case, found)
         ok &= good
         answer = ", ".join(f"{name} {value:.3g}" for name, value in case.answer.items())
@@ -187,10 +187,10 @@ class Box:
 
     @staticmethod
     def _range(axis: Axis) -> tuple[int, int]:
-        places = 12 if axis.name == "step" else 6
+        indices = 12 if axis.name == "step" else 6
         if not axis.ordered:
             return 0, len(axis.values) - 1
-        return max(axis.first, axis.start - places), min(axis.last, axis.start + places)
+        return max(axis.first, axis.start - indices), min(axis.last, axis.start + indices)
 
     def score(self, point: tuple[int, ...], best: list[float], trials: Trials) -> float:
         """Return the mean log of the cost over the best's; stop early where it is worse."""
@@ -235,8 +235,8 @@ def propose(
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=20)
         study = optuna.create_study(sampler=sampler)
         study.enqueue_trial({name: axis.start for name, axis in axes.items()})
-    costs, leader = [math.inf] * SEEDS, None
-    level = 0.0  # log of the leader's cost over that of the first leader
+    costs, incumbent = [math.inf] * SEEDS, None
+    level = 0.0  # log of the incumbent's cost over the first incumbent's
     while trials.done < runs:
         if study is not None:
             asked = study.ask()
@@ -246,18 +246,18 @@ def propose(
         ratio = box.score(point, costs, trials)
         if study is not None:
             study.tell(asked, ratio + level)
-        if ratio < 0 and point != leader:
-            leader = point
+        if ratio < 0 and point != incumbent:
+            incumbent = point
             candidate = box.search.candidate(point)
             done = trials.run([(candidate, s, math.inf) for s in range(SEEDS)])
             level += ratio if any(map(math.isfinite, costs)) else 0.0
             costs = [trial.cost for trial in done]
-    return box.search.candidate(leader), trials.done
+    return box.search.candidate(incumbent), trials.done
 
 
 def compare(repeats: int, only: str) -> None:
-    """Print the judged cost of the winners of each way."""
-    print("| search | dimensions | way | runs | fresh seeds: median [interval] | seconds |")
+    """Print the cost of the winners of each search on held-out seeds."""
+    print("| search | dimensions | way | runs | held-out seeds: median [interval] | seconds |")
     print("|---|---:|---|---:|---|---:|")
     for contest in CONTESTS:
         if only not in contest.name:
@@ -272,19 +272,19 @@ def compare(repeats: int, only: str) -> None:
         options: dict[str, Any] = {"target": contest.target, "cost": contest.cost, "rounds": 500}
         question = make_question(problem, method, **options)
         began = time.perf_counter()
-        found = tune(problem, method, fixed=(), fresh=20, **options)
-        line(contest, axes, "halving and moves", found.runs - 20, found.judged, began)
+        found = tune(problem, method, fixed=(), codecs=False, held_out_seeds=20, **options)
+        line(contest, axes, "one axis at a time", found.runs - 20, found.first.sample, began)
         for kind in ("random", "optuna"):
             for seed in range(repeats):
                 began = time.perf_counter()
                 winner, runs = propose(kind, question, problem, method, axes, found.runs - 20, seed)
-                judged = None
+                sample = None
                 if winner is not None:
                     final = Trials(problem, question).run(
-                        [(winner, FRESH_SEED + s, math.inf) for s in range(20)]
+                        [(winner, HELD_OUT_SEED + s, math.inf) for s in range(20)]
                     )
-                    judged = CostSample(tuple(trial.cost for trial in final))
-                line(contest, axes, f"{kind} {seed}", runs, judged, began)
+                    sample = CostSample(tuple(trial.cost for trial in final))
+                line(contest, axes, f"{kind} {seed}", runs, sample, began)
 
 
 def line(
@@ -292,10 +292,10 @@ def line(
     axes: Mapping[str, Axis],
     way: str,
     runs: int,
-    judged: CostSample | None,
+    sample: CostSample | None,
     began: float,
 ) -> None:
-    text = "nothing" if judged is None else judged.text("B")
+    text = "nothing" if sample is None else sample.text("B")
     spent = time.perf_counter() - began
     print(f"| {contest.name} | {len(axes)} | {way} | {runs} | {text} | {spent:.0f} |", flush=True)
 

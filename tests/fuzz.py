@@ -473,16 +473,18 @@ def slow_store(data: bytes, key: str) -> dict[tuple[str, int], Trial]:
             text = json.dumps(body, sort_keys=True).encode()
             if entry["digest"] != hashlib.sha256(text).hexdigest():
                 continue
-            types = {"key": str, "seed": int, "rounds": int, "diverged": bool, "capped": bool}
+            types = {"key": str, "seed": int, "rounds": int}
+            types |= {"diverged": bool, "capped": bool, "at_end": bool}
             if any(type(entry[name]) is not kind for name, kind in types.items()):
                 continue
-            numbers = [entry[name] for name in ("cost", "best", "spent")]
-            if any(type(number) is str for number in numbers):
+            numbers = [entry[name] for name in ("cost", "best", "spent", "value")]
+            if any(type(number) not in (int, float) for number in numbers):
                 continue
-            cost, best, spent = map(slow_number, numbers)
+            cost, best, spent, value = map(slow_number, numbers)
             if cost >= 0 and spent >= 0 and not math.isnan(best):
                 rest = entry["diverged"], spent, entry["rounds"], entry["capped"]
-                known[entry["key"], entry["seed"]] = Trial(cost, best, *rest)
+                trial = Trial(cost, best, *rest, value, entry["at_end"])
+                known[entry["key"], entry["seed"]] = trial
         except (ValueError, KeyError, RecursionError):
             continue
     return known

@@ -117,13 +117,12 @@ if TYPE_CHECKING:
     from fedpage.runs.frame import Runs
     from fedpage.runs.history import History
     from fedpage.runs.spec import RunOptions
-    from fedpage.studies.choose import choose
     from fedpage.studies.comparison import table
     from fedpage.studies.plan import plan
     from fedpage.studies.ranks import plot_critical_difference, rank_over_problems
     from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
-    from fedpage.studies.tune import tune
+    from fedpage.studies.tuning import Tuning, choose, tune
     from fedpage.testing import check_method
 
     report: Report
@@ -148,11 +147,10 @@ _EXPORTS = {
     "fedpage.engine.simulate": "Simulation simulate",
     "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",
-    "fedpage.studies.choose": "choose",
     "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
     "fedpage.studies.ranks": "plot_critical_difference rank_over_problems",
-    "fedpage.studies.tune": "tune",
+    "fedpage.studies.tuning": "Tuning choose tune",
     "fedpage.engine.stopping": "Stop",
     "fedpage.core.target": "Target",
     "fedpage.report.partition_plot": "plot_partition",
@@ -248,6 +246,7 @@ __all__ = [
     "TorchProblem",
     "Track",
     "TrimmedMean",
+    "Tuning",
     "__version__",
     "blocks",
     "by_id",

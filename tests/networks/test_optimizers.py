@@ -137,7 +137,7 @@ def test_schedules_epochs_early_stopping_best_model_and_tuning_of_a_network(tmp_
     assert longer.same(whole)
     tuned = fp.tune(
         problem, method, target="held_out_accuracy:0.5", search={"step": [1e-6, 0.1]},
-        fixed_grid=True, rounds=10, record_every=1, seeds=1, fresh=1,
+        fixed_grid=True, rounds=10, record_every=1, seeds=1, held_out_seeds=1,
     )  # fmt: skip
     assert isinstance(tuned.method.eta_l, fp.schedules.Warmup)
     assert tuned.method.eta_l.peak == pytest.approx(0.1, rel=1e-3)

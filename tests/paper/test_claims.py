@@ -260,7 +260,7 @@ def test_steps(near, verdict):
             K=1,
             eta_g=v[0] if v else 0.1,
             rho=None,
-            rounds_on_fresh_seeds=[],
+            rounds_on_held_out_seeds=[],
             within_tenth=v,
         )
         for i, v in enumerate(near)

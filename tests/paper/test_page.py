@@ -392,8 +392,8 @@ def test_pages_of_the_commands(run, tmp_path):
     assert run("run", "fedpage", *words, "--report", "one.html")[0] == 0
     assert run("compare", *words, "--seeds", "1", "--out", "c", "--report", "two.html")[0] == 0
     tuned = run(
-        "tune", "page", *words, "--seeds", "1", "--fresh", "2", "--search", "eta_g=0.1,0.2",
-        "--out", "t", "--report", "three.html",
+        "tune", "page", *words, "--seeds", "1", "--held-out-seeds", "2", "--out", "t",
+        "--search", "eta_g=0.1,0.2", "--report", "three.html",
     )  # fmt: skip
     assert tuned[0] == 0
     for name, words_in_it in (

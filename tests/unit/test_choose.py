@@ -1,4 +1,4 @@
-"""`choose`: races on small problems, what they say, and what the command line prints."""
+"""`choose`: small problems with known answers, ties, refusals, and the command line."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from fedpage.core.errors import InputError
 from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
 from fedpage.methods.registry import describe_method
-from fedpage.studies import race as racing
-from fedpage.studies.entrants import list_entrants
-from fedpage.studies.question import Question, Trials, parse_budget, resolve_target
-from fedpage.studies.statistics import CostSample
+from fedpage.studies import halving
+from fedpage.studies.halving import list_candidates
+from fedpage.studies.statistics import CostSample, ranking
+from fedpage.studies.trials import Question, Trials, parse_budget, resolve_target
+from fedpage.studies.tuning_page import write_page
 from fedpage.theory import reference
 
 HOUR = "1h"
-SMALL = {"seeds": 2, "fresh": 6, "budget": HOUR}
+SMALL = {"seeds": 2, "held_out_seeds": 6, "budget": HOUR}
 COMMAND = (
     "choose", "--data", "census:rows=200", "--clients", "20", "--objective", "logistic-l2",
-    "--seeds", "2", "--fresh", "5", "--jobs", "1", "--budget", HOUR,
+    "--seeds", "2", "--held-out-seeds", "5", "--jobs", "1", "--budget", HOUR,
 )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ class Planted(fp.PAGE):
 OPTIMUM: list[np.ndarray] = []
 
 
-# --- the race -------------------------------------------------------------------------------------
+# --- the search -----------------------------------------------------------------------------------
 
 
 def test_a_planted_winner_is_found():
@@ -81,7 +82,7 @@ def test_a_planted_winner_is_found():
     finally:
         OPTIMUM.clear()
     assert found.recommended.label == "Planted"
-    assert found.recommended.judgement.reached == 6
+    assert found.recommended.sample.reached == 6
     assert not found.ranking[1].is_tied
     assert "SCAFFOLD, the next, " in found.reason
     assert "The clients of Planted keep no state" in found.reason
@@ -93,7 +94,7 @@ def test_a_method_that_must_use_small_steps_is_told_apart():
     found = fp.choose(
         quadratic(3.0), target=1e-5, cost="rounds", methods=["fedexp", "page"], **SMALL
     )
-    assert [finalist.label for finalist in found.ranking] == ["PAGE", "FedExP"]
+    assert [each.label for each in found.ranking] == ["PAGE", "FedExP"]
     assert not found.ranking[1].is_tied
 
 
@@ -103,59 +104,74 @@ def test_methods_that_cost_about_the_same_are_tied(problem):
     found = fp.choose(
         problem, target=0.05, cost="clients", methods=[start, fp.FedAvg(S=4)], **SMALL
     )
-    assert [finalist.is_tied for finalist in found.ranking] == [True, True]
+    assert [each.is_tied for each in found.ranking] == [True, True]
     other = next(f.label for f in found.ranking if f is not found.recommended)
-    assert f"{other} is tied with it: 6 fresh seeds do not tell them apart" in found.reason
+    assert f"{other} is tied with it: 6 held-out seeds do not tell them apart" in found.reason
 
 
-def test_equal_methods_enter_once(problem):
+def test_equal_methods_are_searched_once(problem):
     found = fp.choose(
         problem, target=0.05, cost="clients", methods=["page", "pp-marina"], codecs=False, **SMALL
     )
     assert len(found.ranking) == 1
-    assert found.departures() == [f"The same as {found.first.label} here: "
-                                  f"{found.eliminated[0].entrant.label} (1.0x)."]  # fmt: skip
+    assert found.eliminations() == [f"The same as {found.first.label} here: "
+                                  f"{found.eliminated[0].candidate.label} (1.0x)."]  # fmt: skip
 
 
-def test_a_race_repeats(choice, problem):
+def test_a_search_repeats(choice, problem):
     names = ["saga", "page"]
     again = fp.choose(problem, target=0.02, cost="clients", methods=names, **SMALL)
     assert replace(again, seconds=0.0) == replace(choice, seconds=0.0)
 
 
-def test_the_judgement_is_the_cost_of_runs_on_fresh_seeds(choice, problem):
-    """The median is that of `simulate` with the printed settings."""
-    question, first = choice.question, choice.first
-    costs = [
-        fp.simulate(
-            problem,
-            first.method,
-            rounds=first.rounds,
-            seed=seed,
-            record_every=question.record_every,
-        ).cost_to(0.02, "clients")
-        for seed in choice.fresh
+def test_table_and_report_show_the_runs_on_held_out_seeds(choice, problem, tmp_path):
+    """Costs, curves and `simulate` with the found settings agree."""
+    first, runs = choice.first, choice.histories()
+    every = {"rounds": first.rounds, "record_every": choice.question.record_every}
+    same = [
+        fp.simulate(problem, first.method, seed=seed, **every) for seed in choice.held_out_seeds
     ]
-    assert tuple(costs) == first.judgement.costs
-    assert choice.fresh == tuple(range(10_000, 10_006))
+    assert choice.held_out_seeds == tuple(range(10_000, 10_006))
+    assert tuple(run.cost_to(0.02, "clients") for run in same) == first.sample.costs
+    assert tuple(run.cost_to(0.02, "clients") for run in runs[:6]) == first.sample.costs
+    assert len(runs) == 6 * len(choice.ranking)
+    assert [run.ends_at(0.02) for run in runs] == [True] * len(runs)
+    heading, rows = choice.rows()
+    assert rows[0][heading.index("end at target")] == "6/6"
+    text = write_page(choice, tmp_path / "page.html", "Title").read_text()
+    assert f"{first.sample.text()}" in text
+
+
+def test_a_method_without_codecs_is_named(problem):
+    named = fp.choose(problem, target=0.05, methods=["page", "dane"], **SMALL)
+    assert "DANE has no codec in at least one direction" in named.effort
+    plain = fp.choose(problem, target=0.05, methods=["page", "dane"], cost="rounds", **SMALL)
+    assert "codec" not in plain.effort
+
+
+def test_a_method_that_never_arrives_is_not_tied():
+    reached, failed = CostSample((1.0, 2.0, 3.0)), CostSample((float("inf"),) * 3)
+    assert [place.is_tied for place in ranking({"a": reached, "b": failed})] == [True, False]
+    some = CostSample((float("inf"), 1.5, 2.5))
+    assert [place.is_tied for place in ranking({"a": reached, "b": some})] == [True, True]
 
 
 def test_the_target_is_recorded_often_enough(problem):
-    """A method that needs a handful of rounds is judged with a record in every round."""
+    """A method that needs a handful of rounds is evaluated with a record in every round."""
     found = fp.choose(problem, target=0.1, cost="rounds", methods=["dane", "vrl-sgd"], **SMALL)
     assert found.question.record_every == 1
-    assert all(cost == int(cost) for cost in found.first.judgement.costs)
+    assert all(cost == int(cost) for cost in found.first.sample.costs)
 
 
 def test_defaults_are_kept_unless_tuning_saves_a_tenth(problem, monkeypatch):
     """With a threshold that no tuning meets, a method without step sizes keeps its defaults."""
-    monkeypatch.setattr(racing, "DEFAULTS", 0.999)
+    monkeypatch.setattr(halving, "DEFAULTS", 0.999)
     found = fp.choose(problem, target=0.02, cost="clients", methods=["secantpage"], **SMALL)
     assert found.method == fp.SecantPAGE(S=10)
     assert "with the defaults and without tuning" in found.reason
 
 
-def test_time_cuts_the_race_and_says_so(problem, monkeypatch):
+def test_time_cuts_the_search_and_says_so(problem, monkeypatch):
     """With a clock that ticks at each look, the cut is the same every time."""
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: 0.1 * next(ticks))
@@ -165,15 +181,15 @@ def test_time_cuts_the_race_and_says_so(problem, monkeypatch):
         cost="clients",
         methods=["fedavg", "page"],
         seeds=2,
-        fresh=20,
+        held_out_seeds=20,
         budget=15,
     )
-    assert 5 <= len(found.fresh) < 20
-    assert f"the judgement to {len(found.fresh)} fresh seeds" in found.cut
+    assert 5 <= len(found.held_out_seeds) < 20
+    assert f"the evaluation to {len(found.held_out_seeds)} held-out seeds" in found.cut
     assert "more time may change the result" in found.effort
 
 
-def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
+def test_a_finished_search_is_read_from_its_store(problem, tmp_path):
     asked = dict(target=0.05, cost="clients", methods=["page"], store=tmp_path / "t", **SMALL)
     first = fp.choose(problem, **asked)
     again = fp.choose(problem, **asked)
@@ -184,23 +200,22 @@ def test_a_finished_race_is_read_from_its_store(problem, tmp_path):
 
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
     """Natural compression rounds SecantPAGE's differences only, float16 its gradients too."""
-    (entrant,), _ = list_entrants(problem, methods=["secantpage"], codecs=True)
+    (candidate,), _ = list_candidates(problem, methods=["secantpage"], codecs=True)
     question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("bytes"))
-    racer = racing.Racer(Trials(problem, question), entrant, True)
-    points = [point for batch in racer.batches for point in batch]
-    assert [str(racer.search.candidate(point).up) for point in points] == [
+    contender = halving.Contender(Trials(problem, question), candidate, True)
+    assert [str(contender.search.candidate(point).up) for point in contender.design] == [
         "natural", "natural", "natural", "float16",
     ]  # fmt: skip
 
 
-# --- who enters -----------------------------------------------------------------------------------
+# --- the candidates -------------------------------------------------------------------------------
 
 
-def test_every_registered_method_but_variants_enters(problem):
-    entrants, left_out = list_entrants(problem)
+def test_every_registered_method_but_variants_is_a_candidate(problem):
+    candidates, left_out = list_candidates(problem)
     names = {name for name, entry in METHODS.items() if not entry.variant_of}
-    assert {entrant.name for entrant in entrants} | left_out.keys() == names
-    notes = {entrant.name: entrant.notes for entrant in entrants}
+    assert {candidate.name for candidate in candidates} | left_out.keys() == names
+    notes = {candidate.name: candidate.notes for candidate in candidates}
     assert notes["scaffold"] == ("clients keep a state",)
     assert notes["page"] == ()
     assert "all clients in every round" in notes["vrl-sgd"]
@@ -208,24 +223,24 @@ def test_every_registered_method_but_variants_enters(problem):
 
 def test_assumptions_that_do_not_hold_are_said():
     robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
-    entrants, _ = list_entrants(robust, methods=["dane", "svrp"])
-    assert ["heuristic here, because it assumes convexity" in e.notes for e in entrants] == [
+    candidates, _ = list_candidates(robust, methods=["dane", "svrp"])
+    assert ["heuristic here, because it assumes convexity" in e.notes for e in candidates] == [
         True,
         False,
     ]
-    assert "heuristic here, because it assumes strong convexity" in entrants[1].notes
+    assert "heuristic here, because it assumes strong convexity" in candidates[1].notes
 
 
 def test_stateless_leaves_out_client_states(problem):
-    entrants, left_out = list_entrants(problem, stateless=True)
-    assert all(entrant.entry.cls.client_state is None for entrant in entrants)
+    candidates, left_out = list_candidates(problem, stateless=True)
+    assert all(candidate.entry.cls.client_state is None for candidate in candidates)
     assert left_out["scaffold"] == "its clients keep a state"
 
 
 def test_codecs_are_used_where_bytes_count(problem):
-    plain, _ = list_entrants(problem, methods=["page", "ef21", "saga"])
-    coded, _ = list_entrants(problem, methods=["page", "ef21", "saga"], codecs=True)
-    settings = [describe_method(entrant.method) for entrant in (*plain, *coded)]
+    plain, _ = list_candidates(problem, methods=["page", "ef21", "saga"])
+    coded, _ = list_candidates(problem, methods=["page", "ef21", "saga"], codecs=True)
+    settings = [describe_method(candidate.method) for candidate in (*plain, *coded)]
     assert [each["up"] for each in settings[:3]] == ["none"] * 3
     assert [each["up"] for each in settings[3:]] == ["natural", "natural", "float32"]
     assert [each["down"] for each in settings[3:]] == ["float32"] * 3
@@ -234,23 +249,23 @@ def test_codecs_are_used_where_bytes_count(problem):
 
 
 def test_the_one_that_asks_less_is_recommended_among_tied(choice):
-    saga, page = sorted(choice.ranking, key=lambda finalist: finalist.name, reverse=True)
+    saga, page = sorted(choice.ranking, key=lambda each: each.name, reverse=True)
     tied = replace(choice, ranking=(replace(saga, is_tied=True), replace(page, is_tied=True)))
     assert tied.recommended.name == "page"
     assert "SAGA has the lower median, but asks more: clients keep a state." in tied.reason
     apart = replace(choice, ranking=(saga, replace(page, is_tied=False)))
     assert apart.recommended is apart.first
-    assert f"Without client states: PAGE, {page.judgement.text()}." in apart.reason
+    assert f"Without client states: PAGE, {page.sample.text()}." in apart.reason
 
 
 def test_a_method_that_does_not_reach_the_target_is_not_recommended_for_asking_less(choice):
     """Two seeds never tell methods apart, so one that asks less would win by failing."""
-    saga, page = sorted(choice.ranking, key=lambda finalist: finalist.name, reverse=True)
+    saga, page = sorted(choice.ranking, key=lambda each: each.name, reverse=True)
     failed = CostSample((1.0, float("inf")))
-    page = replace(page, is_tied=True, judgement=failed)
-    saga = replace(saga, is_tied=True, judgement=CostSample((1.0, 2.0)))
+    page = replace(page, is_tied=True, sample=failed)
+    saga = replace(saga, is_tied=True, sample=CostSample((1.0, 2.0)))
     assert replace(choice, ranking=(saga, page)).recommended.name == "saga"
-    saga = replace(saga, judgement=failed)
+    saga = replace(saga, sample=failed)
     assert replace(choice, ranking=(saga, page)).recommended.name == "page"
 
 
@@ -276,7 +291,9 @@ def test_an_unreachable_target_says_the_best_value(problem):
         ({"target": 0.1, "methods": [3]}, "neither a method"),
         ({"target": 0.1, "cost": "seconds"}, "at least one of latency"),
         ({"target": 0.1, "cost": "byte"}, "is not a cost"),
-        ({"target": 0.1, "fresh": 0}, "fresh"),
+        ({"target": 0.1, "held_out_seeds": 0}, "held_out_seeds"),
+        ({"target": 0.1, "held_out_seeds": 5}, "at least 6"),
+        ({"target": 0.1, "held_out_seeds": 3, "methods": ["page", "saga"]}, "at least 4"),
         ({"target": 0.1, "methods": ["scaffold"], "stateless": True}, "its clients keep a state"),
     ],
 )  # fmt: skip
@@ -343,7 +360,7 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
         (("--methods", ","), "no method is named"),
         (("--methods", "sgd"), "unknown method"),
         (("--cost", "money"), "--cost"),
-        (("--fresh", "0"), "--fresh"),
+        (("--held-out-seeds", "0"), "--held-out-seeds"),
         (("--target", "gap:0"), "above 0"),
         (("--target", "9.0"), "reached before the first round"),
     ],

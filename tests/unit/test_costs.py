@@ -14,8 +14,8 @@ from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
-from fedpage.studies import tune as tuning
-from fedpage.studies.question import FRESH_SEED, Question
+from fedpage.studies import tuning
+from fedpage.studies.trials import HELD_OUT_SEED, Question
 from fedpage.theory.planner import TimeModel
 
 SMALL = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
@@ -148,11 +148,11 @@ def test_a_search_for_the_least_sum():
     grid = {"eta_g": [0.1, 0.3]}
     found = tuning.tune(
         problem, fp.PAGE(S=5), target=0.05, cost="up+0.1*down", search=grid, rounds=200, seeds=1,
-        fresh=1,
+        held_out_seeds=1,
     )  # fmt: skip
-    run = fp.simulate(problem, found.method, rounds=200, seed=FRESH_SEED)
+    run = fp.simulate(problem, found.method, rounds=200, seed=HELD_OUT_SEED)
     paid = run.cost_to("grad_norm:0.05,hold=0", "up+0.1*down")
-    assert found.judged.costs == (paid,)
+    assert found.first.sample.costs == (paid,)
     assert found.goal == "bytes_up+0.1*bytes_down to gradient norm 0.05"
     with pytest.raises(InputError, match="needs at least one of latency"):
         tuning.tune(problem, fp.PAGE(S=5), target=0.05, cost="seconds+rounds", search=grid)
@@ -218,7 +218,16 @@ def test_compare_and_tune_on_the_command_line(run, tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert "--cost: 'dwn' in 'up+dwn' is not a cost; did you mean 'down'?" in err
     words = ("tune", "page", *SMALL, "--target", "0.08", "--rounds", "60", "--seeds", "1")
-    words += ("--fresh", "1", "--search", "eta_g=0.1,0.3", "--out", "t", "--report", "t.html")
+    words += (
+        "--held-out-seeds",
+        "1",
+        "--search",
+        "eta_g=0.1,0.3",
+        "--out",
+        "t",
+        "--report",
+        "t.html",
+    )
     code, out, err = run(*words, "--cost", "up+0.1*down")
     assert code == 0, err
     assert "bytes_up+0.1*bytes_down to gradient norm 0.08" in out

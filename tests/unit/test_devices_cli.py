@@ -76,25 +76,25 @@ def test_tune_and_choose_minimise_simulated_time():
     problem, devices = census(), fp.Devices("cross-silo", seed=1)
     found = fp.tune(
         problem, fp.FedAvg(S=3), target=0.15, cost=SIMULATED, search={"step": []}, seeds=2,
-        fresh=2, devices=devices,
+        held_out_seeds=2, devices=devices,
     )  # fmt: skip
-    assert found.judged is not None
+    assert found.first.sample is not None
     history = fp.simulate(
-        problem, found.method, rounds=found.rounds, seed=found.fresh[0],
+        problem, found.method, rounds=found.first.rounds, seed=found.held_out_seeds[0],
         options=fp.RunOptions(devices=devices),
     )  # fmt: skip
-    assert found.judged.costs[0] == found.question.cost_of(history)
+    assert found.first.sample.costs[0] == found.question.cost_of(history)
     slower = fp.tune(
         problem, fp.FedAvg(S=3), target=0.15, cost=SIMULATED, search={"step": []}, seeds=2,
-        fresh=2, devices=fp.Devices("cross-silo", seed=1, overhead=1.0),
+        held_out_seeds=2, devices=fp.Devices("cross-silo", seed=1, overhead=1.0),
     )  # fmt: skip
-    assert slower.judged is not None
-    assert slower.judged.median > found.judged.median
+    assert slower.first.sample is not None
+    assert slower.first.sample.median > found.first.sample.median
     choice = fp.choose(
-        problem, target=0.15, cost=SIMULATED, methods=["page", "fedavg"], seeds=1, fresh=5,
+        problem, target=0.15, cost=SIMULATED, methods=["page", "fedavg"], seeds=1, held_out_seeds=5,
         codecs=False, devices=devices,
     )  # fmt: skip
-    assert np.isfinite(choice.first.judgement.median)
+    assert np.isfinite(choice.first.sample.median)
     assert choice.question.cost.column.unit == "s"
 
 

@@ -56,10 +56,10 @@ COMMANDS = {
     "data show census --clients 5": ("data", "clients"),
     "plan --target 0.1": ("setting", "methods"),
     "reproduce --list": ("figures",),
-    "tune fedavg --S 4 --K 2 --search eta_l=0.01,0.1 --fixed-grid --seeds 2 --fresh 2 "
+    "tune fedavg --S 4 --K 2 --search eta_l=0.01,0.1 --fixed-grid --seeds 2 --held-out-seeds 2 "
     "--target 0.5 --out t": ("goal", "candidates", "command"),
-    "choose --methods fedavg,fedpage --target 0.3 --budget 5m --rounds 50 --seeds 2 --fresh 2 "
-    "--jobs 1 --no-codecs": ("ranking", "command", "reason"),
+    "choose --methods fedavg,fedpage --target 0.3 --budget 5m --rounds 50 --seeds 2 "
+    "--held-out-seeds 4 --jobs 1 --no-codecs": ("ranking", "command", "reason"),
     "demo --seeds 1": ("methods", "runs"),
 }  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_a_study_runs_again_after_an_edit(run, files, what):
 TUNE = [
     "tune", "mine.py@Mine", "--data", "own.csv", "--label", "y", "--clients", "5", "--S", "2",
     "--K", "2", "--search", "eta_l=0.01,0.02", "--fixed-grid", "--target", "0.001", "--rounds", "8",
-    "--record-every", "4", "--seeds", "2", "--fresh", "2", "--out", "t",
+    "--record-every", "4", "--seeds", "2", "--held-out-seeds", "2", "--out", "t",
 ]  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_a_search_runs_again_after_an_edit(run, files, what):
     def made():
         code, out, err = run(*TUNE, *own)
         assert code == 0, err
-        return re.search(r"(\d+) runs(?:, and (\d+) from an earlier search)?, in", out).groups()
+        return re.search(r"(\d+) runs(?: and (\d+) from the store)?, ", out).groups()
 
     first, _ = made()
     assert made() == ("0", first)
@@ -152,8 +152,8 @@ def test_a_comparison_is_not_resumed_after_an_edit(run, files, what, whose):
 @pytest.mark.parametrize("what", ["method", "loss"])
 def test_a_choice_runs_again_after_an_edit(run, files, what):
     words = ["choose", "--data", "own.csv", "--label", "y", "--clients", "4", "--methods"]
-    words += ["mine.py@Mine", "--target", "0.5", "--no-codecs", "--rounds", "4", "--seeds", "2"]
-    words += ["--fresh", "5", "--jobs", "1", "--out", "ch"]
+    words += ["mine.py@Mine", "--target", "0.5", "--no-codecs", "--rounds", "40", "--seeds", "2"]
+    words += ["--held-out-seeds", "5", "--jobs", "1", "--out", "ch"]
     words += ["--objective", "own_loss.py@Loss"] if what == "loss" else []
 
     def count():

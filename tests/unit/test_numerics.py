@@ -24,7 +24,7 @@ from fedpage.problems.base import norm
 from fedpage.report import page, plots, summary
 from fedpage.report.titles import by_method
 from fedpage.studies.space import search_space
-from fedpage.studies.tune import tune
+from fedpage.studies.tuning import tune
 from fedpage.theory import (
     Setting,
     convex_fedpage,

@@ -153,8 +153,10 @@ def test_settings_show_what_is_set():
 
 
 def test_results_of_studies_are_a_line_and_a_table():
-    choice = fp.choose(problem(), target=0.1, methods=["page", "saga"], seeds=1, fresh=3)
-    tuning = fp.tune(problem(), fp.PAGE(S=2), target=0.1, seeds=1, fresh=3, max_runs=30, rounds=50)
+    choice = fp.choose(problem(), target=0.1, methods=["page", "saga"], seeds=1, held_out_seeds=4)
+    tuning = fp.tune(
+        problem(), fp.PAGE(S=2), target=0.1, seeds=1, held_out_seeds=3, max_runs=30, rounds=50
+    )
     plan = fp.plan(problem(), target=0.01, S=3)
     for found in (choice, tuning, plan):
         assert re.match(rf"{type(found).__name__}\(.*gradient norm .*\)$", repr(found))

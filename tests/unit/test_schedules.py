@@ -247,7 +247,7 @@ def test_a_comparison_and_a_search_take_schedules(run):
     code, out, err = run("compare", *small, "--S", "3", "--methods", methods)
     assert code == 0, err
     assert "warmup:3:cosine:0.1:20" in out
-    words = ("tune", "fedavg", *small, "--target", "0.5", "--K", "2", "--fresh", "1")
+    words = ("tune", "fedavg", *small, "--target", "0.5", "--K", "2", "--held-out-seeds", "1")
     code, out, err = run(*words, "--search", "eta_l=cosine:0.1:20,step:0.1:5")
     assert code == 0, err
     assert "cosine:0.1:20" in out
@@ -255,7 +255,7 @@ def test_a_comparison_and_a_search_take_schedules(run):
 
 def test_tuning_scales_a_schedule_and_a_sweep_varies_it():
     method = fp.FedAvg(S=4, K=2, b=None, eta_l=Cosine(0.01, 30))
-    options = {"target": 0.05, "rounds": 60, "seeds": 1, "fresh": 1, "fixed_grid": True}
+    options = {"target": 0.05, "rounds": 60, "seeds": 1, "held_out_seeds": 1, "fixed_grid": True}
     found = fp.tune(problem(), method, search={"step": [0.05, 1.6]}, **options)
     assert isinstance(found.method.eta_l, Cosine)
     assert found.method.eta_l.rounds == 30

@@ -17,7 +17,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "History", "The record of a run, and many runs as one table.",
         [
             "runs.history.History", "runs.frame.Runs", "report.titles.by_method",
-            "core.columns.COLUMNS", "core.columns.Cost",
+            "core.columns.COLUMNS", "core.columns.Cost", "core.target.Target",
         ],
     ),
     "methods": (
@@ -78,8 +78,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Theory, planning, tuning",
         "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
         [
-            "theory", "theory.planner", "studies.plan", "studies.tune",
-            "studies.choose",
+            "theory", "theory.planner", "studies.plan", "studies.tuning",
         ],
     ),
     "statistics": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ from fedpage.runs.config import ProblemConfig
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
     from fedpage.problems import LinearModel
-    from fedpage.studies.choice import Choice
+    from fedpage.studies.tuning import Tuning
 
 
 @with_json
@@ -56,7 +57,7 @@ def choose(
         ),
     ] = "bytes",
     budget: Annotated[
-        str, typer.Option("--budget", help="Time that the race may take, such as 60s, 5m or 1h.")
+        str, typer.Option("--budget", help="The time for it, such as 60s, 5m or 1h.")
     ] = "5m",
     methods: Annotated[
         str | None,
@@ -69,13 +70,16 @@ def choose(
         bool | None,
         typer.Option(
             "--codecs/--no-codecs",
-            help="Search compression too (default: where bytes, bits or simulated time count).",
+            help="Search codecs too (default: if bytes, bits or simulated time count).",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", help="The most rounds of a run.")] = 20_000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last round of the race.")] = 6,
-    fresh: Annotated[
-        int, typer.Option("--fresh", help="Other seeds, on which the finalists are judged.")
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last stage.")] = 6,
+    held_out_seeds: Annotated[
+        int,
+        typer.Option(
+            "--held-out-seeds", help="Other seeds, on which the last methods are evaluated."
+        ),
     ] = 10,
     devices: DevicesOption = None,
     jobs: Annotated[
@@ -94,20 +98,21 @@ def choose(
 ) -> Document:
     """Find the method that reaches a target at the least cost.
 
-    All methods that apply race each other on the data; the finalists are judged on fresh seeds.
+    All methods that apply are compared on the data; the best are evaluated on held-out seeds.
     """
     import os
 
+    from fedpage.callbacks.progress import progress_bars
     from fedpage.engine.devices import check_time
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
-    from fedpage.studies.choose import choose as race
-    from fedpage.studies.question import parse_budget, resolve_target
+    from fedpage.studies import tuning
+    from fedpage.studies.trials import parse_budget, resolve_target
 
     goal = Target.parse(target)
     check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
-    check_count("--fresh", fresh)
+    check_count("--held-out-seeds", held_out_seeds)
     check_time(parse_cost(cost), read_devices(devices))
     parse_budget(budget)
     problem, objective = build.open_problem(build.record_target(problem, goal))
@@ -121,79 +126,73 @@ def choose(
     for name in names or ():
         build.find_method(name)
     place = Path("runs/choose") if out is None else out
-    prepare_out(place, force or (place / "trials.jsonl").exists(), report)
-    from fedpage.callbacks.progress import progress_bars
-
+    prepare_out(place, force or out is None or (place / "trials.jsonl").exists(), report)
     print_problem(problem, objective)
     with DirectoryLock(place), continues(place), progress_bars() as bars:
-        task = bars.add_task("race", total=None)
+        task = bars.add_task("choose", total=None)
 
-        def progress(done: int, total: int, note: str) -> None:
+        def progress(done: int, total: int | None, note: str) -> None:
             bars.update(task, completed=done, total=total or None, note=note)
 
-        choice = race(
+        found = tuning.choose(
             objective, target=goal, cost=cost, budget=budget, methods=names,
-            stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds, fresh=fresh,
-            jobs=jobs or os.cpu_count() or 1, costs=link.costs(), devices=read_devices(devices),
-            store=place / "trials.jsonl", progress=progress,
+            stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds,
+            held_out_seeds=held_out_seeds, jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
+            devices=read_devices(devices), store=place / "trials.jsonl", progress=progress,
         )  # fmt: skip
-    _print_choice(choice)
-    chosen = choice.recommended
+    _print_ranking(found)
+    chosen = found.recommended
     settings = RunConfig(
-        rounds=2 * chosen.rounds,
-        record_every=choice.question.record_every,
-        target=goal,
-        devices=devices,
-        stop=True,
-    )
+        rounds=2 * chosen.rounds, record_every=found.question.record_every, target=goal,
+        devices=devices, stop=True,
+    )  # fmt: skip
     command = write_run_command(place / "run.toml", chosen.name, chosen.method, problem, settings)
     print(f"Run it: {command}")
     if "@" in str(problem.objective):
         print("Deploy it (docs/deploy.md): an app takes a loss of your own as module:function.")
     else:
-        _write_app(problem, choice, objective, place / "app")
+        _write_app(problem, found, objective, place / "app")
     pages = [path for path in (report, None if out is None else out / "report.html") if path]
-    if pages:
-        from fedpage.studies.choice_page import run_finalists, write_page
+    for path in pages:
+        from fedpage.studies.tuning_page import write_page
 
         title = f"The cheapest method on {objective.data.name}, {objective.N:,} clients"
-        runs = run_finalists(objective, choice)
-        for path in pages:
-            print(f"Report: {write_page(choice, runs, path, title, command)}")
+        print(f"Report: {write_page(found, path, title, command)}")
     return {
-        "title": choice.title,
+        "title": found.title,
         "ranking": [
             {
                 "name": each.name,
                 "method": each.method,
-                "judgement": each.judgement,
+                "held_out": each.sample,
+                "end_at_target": each.at_end,
+                "value_at_end": each.value,
                 "is_tied": each.is_tied,
                 "p_value": each.p_value,
                 "rounds": each.rounds,
+                "is_local_optimum": each.is_local_optimum,
                 "note": each.note,
             }
-            for each in choice.ranking
+            for each in found.ranking
         ],
         "eliminated": [
-            {"name": each.entrant.name, "reason": each.reason} for each in choice.eliminated
+            {"name": each.candidate.name, "reason": each.reason} for each in found.eliminated
         ],
-        "left_out": choice.left_out,
-        "reason": choice.reason,
+        "left_out": found.left_out,
+        "codecs": found.codecs,
+        "reason": found.reason,
         "command": command,
         "out": place,
     }
 
 
-def _print_choice(choice: Choice) -> None:
-    """Print the ranking, who left the race, and the recommendation."""
-    from dataclasses import replace
-
+def _print_ranking(found: Tuning) -> None:
+    """Print the ranking, the eliminated methods, and the recommendation."""
     from fedpage.report.tables import Table
 
-    head, rows = choice.rows()
-    table = replace(Table.of_texts(head, rows), caption=choice.title)
-    print_table(table, wrapped=head)
-    for line in (*choice.departures(), choice.effort, f"Recommended: {choice.reason}"):
+    head, rows = found.rows()
+    print_table(replace(Table.of_texts(head, rows), caption=found.title), wrapped=head)
+    for line in (*found.eliminations(), found.effort, f"Recommended: {found.reason}"):
         console().print(line, markup=False)
 
 
@@ -204,12 +203,12 @@ _NOT_IN_APP = (
 """Settings of a problem that a Flower app does not have: a node reads its own file of numbers."""
 
 
-def _write_app(problem: ProblemConfig, choice: Choice, objective: LinearModel, place: Path) -> None:
+def _write_app(problem: ProblemConfig, found: Tuning, objective: LinearModel, place: Path) -> None:
     """Write a Flower app that runs the recommended method, and say what it lacks."""
     from fedpage.flower.config import write_app
 
     place.mkdir(exist_ok=True)
-    text = write_app(make_app_config(problem, choice, objective.N))
+    text = write_app(make_app_config(problem, found, objective.N))
     (place / "pyproject.toml").write_text(text, encoding="utf-8")
     print(f"Deploy it (docs/deploy.md): flwr run {place} fl")
     default = ProblemConfig()
@@ -223,18 +222,18 @@ def _write_app(problem: ProblemConfig, choice: Choice, objective: LinearModel, p
         print(f"The app leaves out {', '.join(lacking)}: prepare each node's file accordingly.")
 
 
-def make_app_config(problem: ProblemConfig, choice: Choice, N: int) -> AppConfig:
+def make_app_config(problem: ProblemConfig, found: Tuning, N: int) -> AppConfig:
     """Return the configuration of a Flower app that runs the recommended method.
 
     Args:
         problem: The problem. A file is left out, because each node of a federation has its own.
-        choice: The choice. The app may take twice as many rounds as the judged runs.
+        found: The tuning. The app may take twice as many rounds as the runs of the evaluation.
         N: The number of clients.
     """
     from fedpage.data.registry import DATASETS
     from fedpage.flower.config import AppConfig
 
-    question, chosen = choice.question, choice.recommended
+    question, chosen = found.question, found.recommended
     is_file = problem.data.partition(":")[0] not in DATASETS
     return AppConfig(
         method=chosen.name,

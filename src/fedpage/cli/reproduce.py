@@ -162,13 +162,13 @@ def _tune(
             )  # fmt: skip
         cells = []
         for row in rows:
-            median = row["rounds_on_fresh_seeds"][1]
+            median = row["rounds_on_held_out_seeds"][1]
             near = ", ".join(f"{v:g}" for v in row["within_tenth"])
             rho = "-" if row["rho"] is None else f"{row['rho']:g}"
             paid = "not reached" if median is None else f"{median:.0f}"
             cells.append((row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near))
         headings = (
-            "panel", "curve", "eta_g", "rho", "rounds on fresh seeds",
+            "panel", "curve", "eta_g", "rho", "rounds on held-out seeds",
             "eta_g within a tenth of the best",
         )  # fmt: skip
         caption = f"{name}: fewest rounds to {grid.target:g}"

@@ -1,4 +1,4 @@
-"""`fedpage tune`: search hyper-parameters."""
+"""`fedpage tune`: search the hyper-parameters of a method."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedpage.cli.options import (
     RunConfig,
     with_config_options,
 )
-from fedpage.cli.output import Document, console, print_problem, with_json
+from fedpage.cli.output import Document, console, print_problem, print_table, with_json
 from fedpage.cli.plan import LinkConfig
 from fedpage.cli.run_config import write_run_command
 from fedpage.core.errors import InputError, did_you_mean, short_repr
@@ -38,8 +38,10 @@ from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values
 if TYPE_CHECKING:
     from fedpage.core.types import HyperParameter
     from fedpage.methods import MethodEntry
-    from fedpage.problems import LinearModel
-    from fedpage.studies.tune import Tuning
+    from fedpage.studies.tuning import Tuning
+
+SHOWN = 8
+"""The candidates of the search that are printed."""
 
 
 @with_json
@@ -69,9 +71,17 @@ def tune(
     fixed_grid: Annotated[
         bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
     ] = False,
+    codecs: Annotated[
+        bool | None,
+        typer.Option(
+            "--codecs/--no-codecs",
+            help="Search codecs too (default: if bytes, bits or simulated time count).",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 10,
-    fresh: Annotated[
-        int, typer.Option("--fresh", help="Other seeds, on which the winner is judged.")
+    held_out_seeds: Annotated[
+        int,
+        typer.Option("--held-out-seeds", help="Other seeds, on which the winner is evaluated."),
     ] = 10,
     budget: Annotated[
         str | None,
@@ -92,10 +102,11 @@ def tune(
     """
     from fedpage.callbacks.progress import progress_bars
     from fedpage.methods.fair import default_method
+    from fedpage.report.search_plot import search_panels
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
-    from fedpage.studies import tune as tuning
-    from fedpage.studies.question import parse_budget
+    from fedpage.studies import tuning
+    from fedpage.studies.trials import parse_budget
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
@@ -104,7 +115,7 @@ def tune(
     values = _parse_grid(entry, search or []) or None
     parse_cost(cost)
     check_count("--seeds", seeds)
-    check_count("--fresh", fresh)
+    check_count("--held-out-seeds", held_out_seeds)
     every = run.record_every
     if isinstance(every, str):
         raise InputError(
@@ -112,12 +123,13 @@ def tune(
             "so that the costs of candidates are equally exact"
         )
     counts = {"--rounds": run.rounds, "--record-every": every}
-    costs, target, devices = link.costs(), run.target, read_devices(run.devices)
-    check_target(objective, target)
-    tuning.check_question(objective, target, cost, costs, counts, devices)
+    costs, devices = link.costs(), read_devices(run.devices)
+    check_target(objective, run.target)
+    tuning.check_question(objective, run.target, cost, costs, counts, devices)
+    if budget is not None:
+        parse_budget(budget)
     tuning.check_space(objective, base, values, fixed_grid)
     check_runs(objective, [base])
-    seconds = None if budget is None else parse_budget(budget)
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     print_problem(problem, objective)
@@ -128,30 +140,35 @@ def tune(
             bars.update(task, completed=done, total=total, note=note)
 
         found = tuning.tune(
-            objective, base, target=target, cost=cost, search=values,
-            fixed=[*given, *entry.preset], fixed_grid=fixed_grid, rounds=run.rounds,
-            record_every=every, seeds=seeds, fresh=fresh, jobs=jobs, costs=costs,
-            store=out / "trials.jsonl", progress=progress, budget=seconds, devices=devices,
+            objective, base, target=run.target, cost=cost, search=values,
+            fixed=[*given, *entry.preset], fixed_grid=fixed_grid, codecs=codecs, rounds=run.rounds,
+            record_every=every, seeds=seeds, held_out_seeds=held_out_seeds, jobs=jobs, costs=costs,
+            store=out / "trials.jsonl", progress=progress, budget=budget, devices=devices,
         )  # fmt: skip
-    _print_result(found, out)
+    _print_result(found, [*given, *entry.preset])
+    print(f"Picture: {search_panels(found, out / 'search.png')}")
+    winner = found.recommended
     settings = RunConfig(
-        rounds=2 * found.rounds,
-        record_every=every,
-        target=target,
-        devices=None if devices is None else devices.text,
+        rounds=2 * winner.rounds, record_every=every, target=run.target, devices=run.devices,
         stop=True,
-    )
+    )  # fmt: skip
     command = write_run_command(out / "run.toml", method, found.method, problem, settings)
     print(f"Run it: {command}")
     if report:
-        _write_report(report, objective, found, out / "search.svg", command)
+        from fedpage.studies.tuning_page import write_page
+
+        title = f"{found.name} tuned on {objective.data.name}, {objective.N:,} clients"
+        picture = search_panels(found, out / "search.svg")
+        print(f"Report: {write_page(found, report, title, command, picture)}")
     return {
         "goal": found.goal,
         "method": found.method,
-        "candidates": [{"method": each, **vars(score)} for each, score in found.scores],
-        "searched": list(found.axes),
-        "is_enclosed": found.is_enclosed,
-        "judged": found.judged,
+        "candidates": [{"method": each, **vars(score)} for each, score in winner.scores],
+        "searched": list(winner.searched),
+        "is_local_optimum": winner.is_local_optimum,
+        "held_out": winner.sample,
+        "end_at_target": winner.at_end,
+        "value_at_end": winner.value if winner.sample else None,
         "advice": found.advice,
         "runs": found.runs,
         "command": command,
@@ -166,7 +183,7 @@ def _parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[H
     name without values has an empty list.
 
     Raises:
-        InputError: a name is unknown, or a value is not of its type.
+        InputError: If a name is unknown, or a value is not of its type.
     """
     grid: dict[str, list[HyperParameter]] = {}
     for text in searches:
@@ -202,82 +219,49 @@ class _Search:
     rho: float = 0.0
 
 
-def _write_report(
-    report: Path, problem: LinearModel, found: Tuning, picture: Path, command: str
-) -> None:
-    """Run the winner on the fresh seeds and write a report with the picture and the command."""
-    from fedpage.report import page, search_plot
-    from fedpage.runs.spec import RunOptions
-    from fedpage.studies.sweep import sweep
-
-    question = found.question
-    search_plot.search_panels(found, picture)
-    runs = sweep(
-        problem,
-        [found.method],
-        rounds=found.rounds,
-        seeds=found.fresh,
-        record_every=question.record_every,
-        options=RunOptions(devices=question.devices),
-    )
-    title = f"{found.name} tuned on {problem.data.name}, {problem.N:,} clients"
-    cost = question.cost
-    path = page.write_runs(
-        runs, report, title=title, target=question.target, picture=picture,
-        cost="round" if cost.is_estimated else cost,  # no column has estimated seconds
-        command=command, command_note="To run the tuned method:",
-    )  # fmt: skip
-    print(f"Report: {path}")
-
-
-def _shown_names(found: Tuning) -> list[str]:
-    """List the hyper-parameters that were changed, or in which the best candidates differ."""
-    shown, chosen = found.scores[:8], [change.name for change in found.changes]
-    return [
-        field.name
-        for field in fields(found.method)
-        if field.name in ("eta", "eta_g", "eta_l", "S", "K", *chosen)
-        or len({str(getattr(candidate, field.name)) for candidate, _ in shown}) > 1
-    ]
-
-
-def _print_result(found: Tuning, out: Path) -> None:
-    from rich.table import Table
-
+def _print_result(found: Tuning, given: Sequence[str]) -> None:
+    """Print the best candidates of the search, the winner's settings, and its evaluation."""
     from fedpage.core.columns import describe_column
-    from fedpage.report import search_plot
     from fedpage.report.summary import format_cost
+    from fedpage.report.tables import Cell, Table
 
-    column = found.question.cost.column
-    table = Table(title=f"{found.goal}: medians over seeds", title_justify="left")
-    names = _shown_names(found)
+    winner, column = found.recommended, found.question.cost.column
+    shown, method = winner.scores[:SHOWN], found.method
+    defaults = {entry.name: entry.default for entry in fields(method)}
+    changed = [name for name, value in defaults.items() if getattr(method, name) != value]
+    names = [
+        name
+        for name in defaults
+        if name in changed or len({str(getattr(each, name)) for each, _ in shown}) > 1
+    ]
     label = describe_column(found.question.target.column).label
-    for heading in (*names, found.goal.partition(" ")[0], f"best {label}", "over winner", "seeds"):
-        table.add_column(heading, justify="right")
-    for candidate, score in found.scores[:8]:
-        cells = [_format_value(getattr(candidate, name), name) for name in names]
+    head = (*names, found.goal.partition(" ")[0], f"best {label}", "over winner", "seeds")
+    rows = []
+    for each, score in shown:
         paid = format_cost(score.cost, column.unit) if math.isfinite(score.cost) else "not reached"
         ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
-        table.add_row(*cells, paid, f"{score.best:.3g}", ratio, str(score.seeds))
-    screen = console()
-    screen.print(table)
-    given = [c for c in found.changes if c.is_given]
-    chosen = [c for c in found.changes if not c.is_given]
-    for words, changes in (("Chosen", chosen), ("Given", given)):
-        texts = []
-        for change in changes:
-            value, default = (_format_value(v, change.name) for v in (change.value, change.default))
-            texts.append(f"{change.name} = {value} (default {default})")
+        cells = [_format_value(getattr(each, name), name) for name in names]
+        rows.append(tuple(map(Cell, (*cells, paid, f"{score.best:.3g}", ratio, str(score.seeds)))))
+    caption = f"{found.goal}: medians over the seeds of the search"
+    print_table(Table(head, tuple(rows), caption=caption, align="r" * len(head)))
+    for words, kept in (("Chosen", False), ("Given", True)):
+        texts = [
+            f"{name} = {_format_value(getattr(method, name), name)} "
+            f"(default {_format_value(defaults[name], name)})"
+            for name in changed
+            if (name in given) == kept
+        ]
         if texts:
-            screen.print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
-    print(f"Searched: {', '.join(found.axes)}; {found.enclosure}")
-    if found.judged is not None:
-        print(f"On {found.judged.seeds} fresh seeds: {found.judged.text(column.unit)} "
-              f"({found.judged.level:.0%} interval of the median).")  # fmt: skip
+            console().print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
+    print(f"Searched: {', '.join(winner.searched)}. {found.effort}")
+    if winner.sample is not None:
+        print(
+            f"On {winner.sample.seeds} held-out seeds: {winner.describe(column.unit)} "
+            f"({winner.sample.level:.0%} interval of the median). "
+            f"{winner.at_end} of {winner.sample.seeds} runs end at the target, with {label} "
+            f"{winner.value:.3g} in the median."
+        )
     print(found.advice)
-    reused = f", and {found.reused} from an earlier search" if found.reused else ""
-    print(f"{found.runs} runs{reused}, in {out / 'trials.jsonl'}")
-    print(f"Picture: {search_plot.search_panels(found, out / 'search.png')}")
 
 
 def _format_value(value: object, name: str = "") -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Searched(Protocol):
-    """What `search_panels` reads of a finished search; `fedpage.studies.tune.Tuning` has it."""
+    """What `search_panels` reads of a finished search; `fedpage.studies.tuning.Tuning` has it."""
 
     @property
     def name(self) -> str:

@@ -65,7 +65,7 @@ class TunedCurve(TypedDict):
     K: int
     eta_g: float
     rho: float | None
-    rounds_on_fresh_seeds: list[float | None]
+    rounds_on_held_out_seeds: list[float | None]
     within_tenth: list[float]
     """Every eta_g whose cost is at most 1.1 times the least."""
 

@@ -14,7 +14,7 @@ from fedpage.core.types import Problem
 from fedpage.core.validate import check_whole
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Cell, Table
-from fedpage.studies.question import check_link
+from fedpage.studies.trials import check_link
 from fedpage.theory import Constants, Setting, estimate, planner
 from fedpage.theory.planner import Measure, Row, TimeModel
 

@@ -1,15 +1,17 @@
 """Decide which hyper-parameters of a method are searched, and on which values.
 
-The rules go by the names and the types of the fields, and they all stand here. A method of one's
-own whose fields have the usual names is searched like those of the library.
+The rules go by the names and the types of the fields. A user's method whose fields have the usual
+names is searched like those of the library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,17 +19,18 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.capabilities import dtype_of
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.methods.schedules import Schedule, effective_step, with_step
 
-Candidate: TypeAlias = Any
+Tunable: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
 Values: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
 
 Point: TypeAlias = tuple[int, ...]
-"""A place on each axis."""
+"""A grid index on each axis."""
 
 STEP_RATIO = math.sqrt(2.0)
 """The ratio of neighbouring effective steps."""
@@ -40,6 +43,13 @@ _SIZES = ("eta", "eta_g", "eta_l", "gamma", "lam", "mu")
 """Fields that may be step sizes: `with_step` changes some of them."""
 _NOT_SEARCHED = ("delegate",)
 """Numbers that name something and have no order."""
+CODECS = {
+    "up": ("none", "float16", "float32", "natural", "randk:0.1", "topk:0.1"),
+    "down": ("none", "float16", "float32"),
+}
+"""Codecs to search. Each method takes some of them."""
+FIRST_CODECS = {"up": ("natural", "topk:0.1", "float32"), "down": ("float32",)}
+"""A search of codecs starts from the first of these that a method takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +58,17 @@ class Axis:
 
     Attributes:
         name: The hyper-parameter, "step" or "rho".
-        values: The known values; None stands for the default rule, or for all rows or clients.
-        start: The place among them of the value that the search starts from.
-        below: The ratio by which values continue below the first, above 1; None: they end there,
+        values: The known values. None stands for the default rule, or for all rows or clients.
+        start: The grid index of the value that the search starts from.
+        below: The ratio above 1 by which values continue below the first. If None, they end there,
             at a natural bound.
         above: The same above the last.
-        least: The smallest number that may be reached by growing.
+        least: The smallest number that growing may reach.
         most: The largest.
         whole: Whether values are whole numbers.
-        ordered: Whether neighbours in the list are alike; otherwise every other value is a
+        ordered: Whether neighbours in the list are alike. Otherwise every other value is a
             neighbour, and there is no edge.
-        fixed: Whether the list ends because somebody said so, not at a natural bound.
+        fixed: Whether the user ended the list, where there is no natural bound.
     """
 
     name: str
@@ -72,58 +82,56 @@ class Axis:
     ordered: bool = True
     fixed: bool = False
 
-    @property
+    @functools.cached_property
     def first(self) -> int:
-        """The place of the smallest value that can be reached, 0 or less."""
-        if self.below is None:
-            return 0
-        return self._grow(-1, lambda value: value > self.least)
+        """The index of the smallest value that can be reached, 0 or less."""
+        return 0 if self.below is None else self._grow(0, -1)
 
-    @property
+    @functools.cached_property
     def last(self) -> int:
-        """The place of the largest value that can be reached."""
+        """The index of the largest value that can be reached."""
         end = len(self.values) - 1
-        return end if self.above is None else self._grow(1, lambda value: value < self.most)
+        return end if self.above is None else self._grow(end, 1)
 
-    def _grow(self, way: int, goes_on: Any) -> int:
-        place = 0 if way < 0 else len(self.values) - 1
+    def _grow(self, index: int, direction: int) -> int:
         for _ in range(_FURTHEST):
-            value = self.at(place)
-            if not goes_on(value) or self.at(place + way) == value:
+            value = self.at(index)
+            is_inside = value > self.least if direction < 0 else value < self.most
+            if not is_inside or self.at(index + direction) == value:
                 break
-            place += way
-        return place
+            index += direction
+        return index
 
-    def at(self, place: int) -> HyperParameter:
-        """Return the value at a place; places outside of the list continue it."""
+    def at(self, index: int) -> HyperParameter:
+        """Return the value at a grid index. Indices outside of the list continue it."""
         end = len(self.values) - 1
-        if 0 <= place <= end:
-            return self.values[place]
-        if place < 0:
-            number = float(self.values[0]) / (self.below or 1.0) ** -place
+        if 0 <= index <= end:
+            return self.values[index]
+        if index < 0:
+            number = float(self.values[0]) / (self.below or 1.0) ** -index
         else:
-            number = float(self.values[end]) * (self.above or 1.0) ** (place - end)
+            number = float(self.values[end]) * (self.above or 1.0) ** (index - end)
         number = min(self.most, max(self.least, number))
         return round(number) if self.whole else _round_off(number)
 
-    def neighbours(self, place: int, stride: int = 1) -> list[int]:
-        """List the places next to one: a stride away in order, or all others without order."""
+    def neighbours(self, index: int, stride: int = 1) -> list[int]:
+        """List the indices a stride away, or all others if the values have no order."""
         if not self.ordered:
-            return [other for other in range(len(self.values)) if other != place]
-        near = {max(self.first, place - stride), min(self.last, place + stride)}
-        return sorted(near - {place})
+            return [other for other in range(len(self.values)) if other != index]
+        near = {max(self.first, index - stride), min(self.last, index + stride)}
+        return sorted(near - {index})
 
-    def is_at_edge(self, place: int) -> bool:
-        """Say whether values beyond a place were not allowed, though no natural bound is there.
+    def is_at_edge(self, index: int) -> bool:
+        """Return True at an end that is not a natural bound.
 
-        So it is at an end of a list that somebody fixed, and after the longest growth.
+        It is an end of a list that the user fixed, or the end of the longest growth.
         """
         grown = len(self.values) - 1 + _FURTHEST
-        if (self.below and place <= -_FURTHEST) or (self.above and place >= grown):
+        if (self.below and index <= -_FURTHEST) or (self.above and index >= grown):
             return True
         ends = (0, len(self.values) - 1)
         numeric = all(isinstance(v, (int, float)) or v is None for v in self.values)
-        return self.fixed and self.ordered and numeric and len(self.values) > 1 and place in ends
+        return self.fixed and self.ordered and numeric and len(self.values) > 1 and index in ends
 
 
 def _round_off(value: float) -> float:
@@ -132,29 +140,26 @@ def _round_off(value: float) -> float:
 
 
 def search_space(
-    method: Candidate, problem: Problem, *, fixed: Collection[str] = (), codecs: Iterable[str] = ()
+    method: Tunable, problem: Problem, *, fixed: Collection[str] = (), codecs: bool = False
 ) -> dict[str, Axis]:
     """List the hyper-parameters of a method that are worth a search, with their values.
 
     - The effective step has values around 1/L, a factor sqrt(2) apart, or around the method's
-      own step where L is not known. Where `fixed` contains a step size that `with_step` would
-      change, the other step sizes are searched on their own.
+      own step if L is not known. If `fixed` contains a step size that `with_step` would change,
+      the other step sizes are searched separately.
     - FedPAGE's local step is searched as rho = K eta_l/eta_g.
     - S goes from 1 to N, minibatches from 1 to all rows, K from 1 on, probabilities and weights up
       to 1, momenta from 0 to 1; all of them by factors of two from the method's own values.
-    - What a method's property `without_effect` names is not searched.
-    - Codecs are searched only if they are asked for: "up" with the strength of its own codec, or a
-      list of codecs, each with its strength.
+    - Hyper-parameters that a method's property `without_effect` names are not searched.
 
     Args:
         method: The method, whose values the search starts from.
         problem: The problem.
         fixed: Hyper-parameters that keep their values.
-        codecs: Codecs of replies to choose from beside the method's own, such as "natural" or
-            "randk:0.1". Those that the method refuses are left out.
+        codecs: Whether to search the codecs of replies and messages, "up" and "down", too.
 
     Returns:
-        The axes by name; "step" and "rho" stand for what they set.
+        The axes by name. "step" and "rho" stand for the hyper-parameters that they set.
     """
     names = {field.name for field in dataclasses.fields(method)}
     scaled = _scaled_by_step(method)
@@ -177,20 +182,45 @@ def search_space(
             axes[field.name] = axis
     if "K" not in axes and getattr(method, "K", 2) == 1:
         axes.pop("rho", None)
-    codecs = list(codecs)
-    if codecs and "up" in names and "up" not in fixed:
-        axis = codec_axis(method, problem, [method.up, *codecs])
-        axes |= {} if len(axis.values) < 2 else {"up": axis}
+    for name, texts in CODECS.items() if codecs else ():
+        if name in names and name not in fixed:
+            own = [getattr(method, name), *map(as_codec, texts)]
+            taken = [c for c in dict.fromkeys(own) if _takes(method, name, c, problem)]
+            axes |= {name: Axis(name, tuple(taken), ordered=False)} if len(taken) > 1 else {}
     return axes
 
 
-def is_fedpage(method: Candidate) -> bool:
-    """Say whether a method has FedPAGE's step sizes: the effective one, and a local one."""
+def counts_bytes(cost: Cost) -> bool:
+    """Return True if a cost counts bytes, bits or their time, so that codecs can lower it."""
+    return cost.is_simulated_time or any(
+        name.startswith(("bytes", "bits")) for name, _ in cost.terms
+    )
+
+
+def with_codecs(method: Tunable, fixed: Collection[str] = ()) -> Tunable:
+    """Return a method with the codecs that a search of codecs starts from.
+
+    Args:
+        method: The method.
+        fixed: Hyper-parameters that keep their values.
+    """
+    for name, texts in FIRST_CODECS.items():
+        if not hasattr(method, name) or name in fixed:
+            continue
+        for text in texts:
+            with contextlib.suppress(InputError):
+                method = dataclasses.replace(method, **{name: text})
+                break
+    return method
+
+
+def is_fedpage(method: Tunable) -> bool:
+    """Return True if a method has FedPAGE's step sizes: the effective one, and a local one."""
     return {"local_step", "eta_g", "eta_l", "K"} <= set(dir(method))
 
 
-def _scaled_by_step(method: Candidate) -> set[str]:
-    """Return the step sizes that another effective step changes; none for a method without."""
+def _scaled_by_step(method: Tunable) -> set[str]:
+    """Return the step sizes that another effective step changes."""
     try:
         other = with_step(method, 2 * effective_step(method))
     except InputError:
@@ -199,10 +229,10 @@ def _scaled_by_step(method: Candidate) -> set[str]:
     return {name for name in names if getattr(other, name) != getattr(method, name)}
 
 
-def unit_step(method: Candidate, problem: Problem) -> float:
-    """Return 1/L, or the method's effective step where L is not a finite number above 0.
+def unit_step(method: Tunable, problem: Problem) -> float:
+    """Return 1/L, or the method's effective step if L is not a finite number above 0.
 
-    It is the method's own too where `with_step` scales a step that the method measures by itself.
+    A method that measures its step in the run, which `with_step` scales, keeps its own too.
     """
     if not _scaled_by_step(method) & {*_SIZES}:
         return effective_step(method)
@@ -213,13 +243,13 @@ def unit_step(method: Candidate, problem: Problem) -> float:
     return 1 / L if math.isfinite(L) and L > 0 else effective_step(method)
 
 
-def _step_axis(method: Candidate, problem: Problem) -> Axis:
+def _step_axis(method: Tunable, problem: Problem) -> Axis:
     unit = unit_step(method, problem)
     values = tuple(_round_off(unit * STEP_RATIO**k) for k in range(-8, 9))
     return Axis("step", values, len(values) // 2, STEP_RATIO, STEP_RATIO, least=1e-300, most=1e300)
 
 
-def _rho_axis(method: Candidate) -> Axis:
+def _rho_axis(method: Tunable) -> Axis:
     """Return half decades of K eta_l/eta_g around the method's own."""
     own = method.K * method.local_step / method.eta_g
     root = math.sqrt(10.0)
@@ -228,7 +258,7 @@ def _rho_axis(method: Candidate) -> Axis:
     return Axis("rho", tuple(values), 1, root, root, least=1e-300, most=1e300)
 
 
-def _field_axis(method: Candidate, problem: Problem, name: str) -> Axis | None:
+def _field_axis(method: Tunable, problem: Problem, name: str) -> Axis | None:
     """Return the values of a field, or None if it is not searched."""
     value = getattr(method, name)
     if name in _NOT_SEARCHED or isinstance(value, (bool, str, Codec)):
@@ -262,8 +292,8 @@ def _field_axis(method: Candidate, problem: Problem, name: str) -> Axis | None:
     return None
 
 
-def _default_share(method: Candidate, problem: Problem, name: str) -> float | None:
-    """Return about what the method uses for a share that is None; None: it is not a share."""
+def _default_share(method: Tunable, problem: Problem, name: str) -> float | None:
+    """Return about the value that a method uses for a share that is None."""
     S = getattr(method, "S", None) or problem.N
     omega = getattr(method, "up", IDENTITY).omega(problem.d)
     rows = max(1.0, float(np.mean(problem.sizes)))
@@ -292,12 +322,12 @@ def _ladder(
 
     Args:
         name: The field.
-        own: The number that the method's own value stands for.
+        own: The number for the method's own value.
         value: The method's own value, which may be None.
         low: The smallest number of the list.
-        high: The largest; it is a natural bound.
+        high: The largest, a natural bound.
         whole: Whether the values are whole numbers.
-        top: What stands for the largest, where it is not the number: None.
+        top: None if None stands for the largest.
         grows: Whether the values continue below `low`.
     """
     below = int(math.log2(own / low) + 1e-9) + 1
@@ -336,28 +366,15 @@ def _momentum_axis(name: str, value: float) -> Axis:
     return Axis(name, tuple(values), values.index(value))
 
 
-def codec_axis(method: Candidate, problem: Problem, codecs: Sequence[Codec | str]) -> Axis:
-    """Return the strengths of one codec in order, or several codecs without order.
-
-    Args:
-        method: The method; codecs that it refuses are left out.
-        problem: The problem, whose d bounds the strengths.
-        codecs: The codecs; the first is where the search starts.
-    """
-    given = [as_codec(codec) for codec in codecs]
-    distinct = list(dict.fromkeys(given))
-    ladders = [_strengths(codec, problem.d) for codec in distinct]
-    found: list[Codec] = []
-    for ladder in ladders:
-        found += [c for c in ladder if c not in found and _takes(method, "up", c, problem)]
-    if not found:
-        found = [method.up]
-    start = found.index(given[0]) if given[0] in found else 0
-    return Axis("up", tuple(found), start, ordered=len(distinct) == 1)
+def codec_axis(method: Tunable, problem: Problem, name: str = "up") -> Axis:
+    """Return the strengths of a method's own codec in order, those that the method takes."""
+    own = getattr(method, name)
+    found = [c for c in _strengths(own, problem.d) if _takes(method, name, c, problem)] or [own]
+    return Axis(name, tuple(found), found.index(own) if own in found else 0)
 
 
 def _strengths(codec: Codec, d: int) -> list[Codec]:
-    """Return a codec with other numbers, from few numbers sent to many; itself if it has none."""
+    """Return a codec with other parameters, from few numbers sent to many."""
     if isinstance(codec, Scaled):
         return [Scaled(inner) for inner in _strengths(codec.codec, d)]
     if isinstance(codec, Chain):
@@ -377,8 +394,8 @@ def _strengths(codec: Codec, d: int) -> list[Codec]:
     return [dataclasses.replace(codec, **{number[0]: value}) for value in values]
 
 
-def _takes(method: Candidate, name: str, value: HyperParameter, problem: Problem) -> bool:
-    """Say whether a method accepts a value of a hyper-parameter on a problem."""
+def _takes(method: Tunable, name: str, value: HyperParameter, problem: Problem) -> bool:
+    """Return True if a method accepts a value of a hyper-parameter on a problem."""
     try:
         changed = dataclasses.replace(method, **{name: value})
         changed.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
@@ -387,25 +404,25 @@ def _takes(method: Candidate, name: str, value: HyperParameter, problem: Problem
     return True
 
 
-def _is_accepted(method: Candidate, axis: Axis, problem: Problem) -> bool:
-    """Say whether the method accepts a neighbour of its own value; K of PAGE has none."""
+def _is_accepted(method: Tunable, axis: Axis, problem: Problem) -> bool:
+    """Return True if the method accepts a neighbour of its value; K of PAGE has none."""
     near = axis.neighbours(axis.start)
-    return any(_takes(method, axis.name, axis.at(place), problem) for place in near)
+    return any(_takes(method, axis.name, axis.at(index), problem) for index in near)
 
 
 def given_axes(
-    method: Candidate, problem: Problem, search: Values, *, fixed: bool = False
+    method: Tunable, problem: Problem, search: Values, *, fixed: bool = False
 ) -> dict[str, Axis]:
-    """Return the axes of values that somebody gave.
+    """Return the axes of values that the user gave.
 
     Args:
         method: The method.
         problem: The problem.
-        search: Values by name, or an Axis. No values: those of `search_space`.
-        fixed: Whether lists end where they end; otherwise numbers continue in both directions.
+        search: Values by name, or an Axis. An empty list stands for the values of `search_space`.
+        fixed: Whether the lists are complete. Otherwise numbers continue in both directions.
 
     Raises:
-        InputError: A hyper-parameter is unknown.
+        InputError: If a hyper-parameter is unknown.
     """
     names = {field.name for field in dataclasses.fields(method)}
     axes = {}
@@ -422,8 +439,8 @@ def given_axes(
             axes[name] = values
         elif len(values):
             axes[name] = _given_axis(name, list(values), fixed)
-        elif name == "up":
-            axes[name] = codec_axis(method, problem, [method.up])
+        elif name in CODECS:
+            axes[name] = codec_axis(method, problem, name)
         elif name in usual:
             axes[name] = usual[name]
         else:
@@ -432,7 +449,7 @@ def given_axes(
 
 
 def _given_axis(name: str, values: list[HyperParameter], fixed: bool) -> Axis:
-    """Return the axis of a list of values; numbers above 0 continue it in both directions."""
+    """Return the axis of a list of values. Numbers above 0 continue in both directions."""
     values = list(dict.fromkeys(values))
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) + (None in values) < len(values):
@@ -460,28 +477,29 @@ def _given_axis(name: str, values: list[HyperParameter], fixed: bool) -> Axis:
 
 
 def all_points(axes: Mapping[str, Axis], listed: Collection[str] | None = None) -> list[Point]:
-    """Return every combination of places on the axes.
+    """Return every combination of grid indices.
 
     Args:
         axes: The axes.
-        listed: Those whose known values are combined, the others being at their start; None: all.
+        listed: The axes whose known values are combined, while the others stay at their start. If
+            None, all axes.
     """
-    places = [
+    indices = [
         range(len(axis.values)) if listed is None or name in listed else [axis.start]
         for name, axis in axes.items()
     ]
-    return list(itertools.product(*places))
+    return list(itertools.product(*indices))
 
 
-def build_candidate(method: Candidate, values: Mapping[str, HyperParameter]) -> Candidate:
+def build_candidate(method: Tunable, values: Mapping[str, HyperParameter]) -> Tunable:
     """Put searched values into a method.
 
     Args:
         method: The method whose other hyper-parameters stay.
-        values: Values by field; "step" sets the effective step after them, "rho" FedPAGE's eta_l.
+        values: Values by field. "step" sets the effective step after them, "rho" FedPAGE's eta_l.
 
     Raises:
-        InputError: The method refuses them.
+        InputError: If the method refuses them.
     """
     fields = {name: value for name, value in values.items() if name not in ("step", "rho")}
     candidate = dataclasses.replace(method, **fields)

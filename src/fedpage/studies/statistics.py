@@ -246,7 +246,8 @@ class Place:
         name: The method.
         sample: Its costs.
         p_value: The p-value of the comparison with the first, adjusted by Holm's method.
-        is_tied: Whether it does not differ significantly from the first, as the first itself.
+        is_tied: Whether it does not differ significantly from the first, as the first itself. A
+            method without a seed at the target is not tied with one that has all of them there.
     """
 
     name: str
@@ -280,8 +281,25 @@ def ranking(samples: Mapping[str, CostSample], *, alpha: float = 0.05) -> list[P
     places = []
     for name in names:
         p = 1.0 if name == names[0] else adjusted[names[0], name]
-        places.append(Place(name, samples[name], p, p >= alpha))
+        first, own = samples[names[0]], samples[name]
+        fails = own.reached == 0 and first.reached == first.seeds
+        places.append(Place(name, own, p, p >= alpha and not fails))
     return places
+
+
+def needed_seeds(methods: int, *, alpha: float = ALPHA) -> int:
+    """Return the least number of seeds with which `ranking` can tell methods apart.
+
+    With n seeds each, the p-value of two methods whose costs do not overlap is 2 / C(2n, n), and
+    Holm's method multiplies it by the number of pairs.
+
+    >>> [needed_seeds(methods) for methods in (1, 2, 3, 5)]
+    [1, 4, 5, 6]
+    """
+    pairs, seeds = math.comb(methods, 2), 1
+    while pairs * 2 / math.comb(2 * seeds, seeds) >= alpha:
+        seeds += 1
+    return seeds
 
 
 # --- paired seeds ---------------------------------------------------------------------------------

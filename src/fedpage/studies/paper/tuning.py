@@ -19,12 +19,11 @@ from fedpage.methods.registry import describe_method
 from fedpage.runs.fingerprint import digest, method_digest, result_key
 from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
-from fedpage.studies.question import FRESH_SEED, Question, Trials, describe_problem
 from fedpage.studies.run_archive import open_source
 from fedpage.studies.search import Search
 from fedpage.studies.space import all_points, given_axes
 from fedpage.studies.study import Study
-from fedpage.studies.trials import TrialStore
+from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, describe_problem
 
 
 def search(
@@ -75,7 +74,7 @@ def search(
                 Target(value=grid.target, hold=0), Cost.parse("rounds"),
                 record_every=every if isinstance(every, int) else 10, rounds=about.rounds,
             )  # fmt: skip
-            store = TrialStore(out / "tuning" / f"{figure}.jsonl", question.describe(problem))
+            store = out / "tuning" / f"{figure}.jsonl"
             trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
             axes = given_axes(method, problem, values, fixed=True)
             found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes))
@@ -83,8 +82,8 @@ def search(
             best, scores = found.best, found.scores()
             near = sorted({m.eta_g for m, score in scores if score.ratio <= 1.1})
             rho = round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None
-            fresh = range(FRESH_SEED, FRESH_SEED + grid.seeds)
-            paid = [trial.cost for trial in trials.run([(best, s, math.inf) for s in fresh])]
+            held_out = range(HELD_OUT_SEED, HELD_OUT_SEED + grid.seeds)
+            paid = [trial.cost for trial in trials.run([(best, s, math.inf) for s in held_out])]
             quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest").tolist()
             rows.append(
                 TunedCurve(
@@ -93,7 +92,7 @@ def search(
                     K=best.K,
                     eta_g=best.eta_g,
                     rho=rho,
-                    rounds_on_fresh_seeds=[v if math.isfinite(v) else None for v in quartiles],
+                    rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
                     within_tenth=near,
                 )
             )
