@@ -182,7 +182,7 @@ def test_command_lines_are_valid(name):
         ("fedpage data lift", "no command lift"),
         ("fedpage compare --etag 1", "no option --etag"),
         ("fedpage run fedpage --eta-x 1", "no option --eta-x"),
-        ("fedpage plan --epsilon x", "number|float"),
+        ("fedpage compare --rounds x", "integer|number"),
         ("fedpage tune", "(?i)missing .*method"),
         ("fedpage run fedpoge", "unknown method"),
     ],

@@ -10,7 +10,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "engine.simulate.simulate", "runs.spec.RunOptions", "runs.spec.RunSpec",
             "studies.sweep.sweep", "engine.simulate.Simulation", "engine.stopping.Stop",
-            "runs.store.RunStore",
+            "core.target.Target", "runs.store.RunStore",
         ],
     ),
     "history": (
