@@ -100,7 +100,9 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         ["engine.faults.Faults", "engine.policy.Policy", "engine.devices",
          "engine.aggregation", "engine.fixed_point", "engine.outliers", "engine.privacy"],
     ),
-    "types": ("Types", "Protocols, types and errors.", ["core.types", "core.target", "core.errors"]),
+    "types": (
+        "Types", "Protocols, types and errors.", ["core.types", "core.target", "core.errors"],
+    ),
     "engines": (
         "For engines", "The parts of an engine of your own.",
         [
