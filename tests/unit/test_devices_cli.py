@@ -43,7 +43,7 @@ def test_run_simulates_time_and_resumes_it(run, tmp_path):
 
 def test_compare_judges_by_simulated_time(run, tmp_path):
     code, out, _ = run(
-        "compare", *SMALL, "--S", "3", "--seeds", "2", "--rounds", "60", "--target", "0.2",
+        "compare", *SMALL, "--S", "3", "--seeds", "2", "--rounds", "60", "--target", "0.2,hold=0",
         "--methods", "fedpage,fedavg", "--devices", "phones:noise=0", "--cost", "seconds_simulated",
         "--out", "both",
     )  # fmt: skip

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import TypeAlias
 
 from fedpage.core.columns import describe_column
-from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.validate import as_number
 
 _TEXT = re.compile(r"\s*(?:(\S+)\s*:)?\s*([^\s:,]+)\s*(?:,\s*hold\s*=(.+))?")
 MORE_RECORDS = 5
 """The fewest records after the first one of a stretch that has held."""
+
+
+def _number(value: object) -> float:
+    """Return a number as a float, and NaN for anything else. The command line has no numpy here."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,13 @@ class Target:
     value: float = 1e-2
     hold: float = 0.25
 
-    __repr__ = repr_settings
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = [f"{key}={value!r}" for key, value in given.items() if value != vars(Target)[key]]
+        return f"Target({', '.join(changed)})"
 
     def __post_init__(self) -> None:
-        value, hold = as_number(self.value), as_number(self.hold)
+        value, hold = _number(self.value), _number(self.hold)
         if not isinstance(self.column, str) or not self.column:
             raise InputError(f"a target's column must be a name, not {short_repr(self.column)}")
         if not math.isfinite(value):
@@ -72,7 +79,7 @@ class Target:
         if isinstance(given, Target):
             return given
         if not isinstance(given, str):
-            if math.isnan(as_number(given)):
+            if math.isnan(_number(given)):
                 raise InputError(
                     "a target must be a number, a text such as accuracy:0.9 or a Target, "
                     f"not {short_repr(given)}"
