@@ -83,6 +83,9 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "FixedPointMean": lambda: fp.FixedPointMean(bound=1.0),
     "PrivateMean": lambda: fp.PrivateMean(clip=1.0, noise=1.0),
     "TopK": lambda: fp.TopK(0.1),
+    "Tuning": lambda: fp.tune(
+        problem(), fp.PAGE(S=2), target=0.2, search={"step": [0.3]}, seeds=1, held_out_seeds=1
+    ),
     "TorchProblem": torch_problem,
     "Track": lambda: fp.Track(Silent()),
 }
