@@ -23,7 +23,6 @@ from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
     encode_line,
-    encode_row,
     end_line,
     header_line,
     model_path,
@@ -305,7 +304,7 @@ class RunStore:
 
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        self._append(encode_row(record))
+        self._append(record)
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
