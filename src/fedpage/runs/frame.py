@@ -174,7 +174,8 @@ class Runs(Sequence[History]):
         settings = dict.fromkeys(chain.from_iterable(tables))
         groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
         places = {name: groups.index(name.partition(".")[0]) for name in settings}
-        return frame.select(sorted(frame.columns, key=lambda name: places.get(name, len(groups))))
+        order = sorted(frame.columns, key=lambda name: places.get(name, len(groups)))
+        return frame.select(order)
 
     def to_pandas(self) -> DataFrame:
         """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""
