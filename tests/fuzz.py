@@ -614,9 +614,7 @@ def checkpoint_seeds() -> tuple[bytes, ...]:
     big = io.BytesIO()
     np.savez(
         big,
-        outline=np.frombuffer(
-            b'{"format": "fedpage-checkpoint-1", "tree": {"table": {}}}', dtype=np.uint8
-        ),
+        outline=np.frombuffer(b'{"format": "fedpage-checkpoint-2", "tree": {}}', dtype=np.uint8),
     )
     one = io.BytesIO()
     np.save(one, np.arange(3))

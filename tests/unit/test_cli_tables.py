@@ -17,7 +17,7 @@ from fedpage.cli.run_config import write_run_command
 from fedpage.core.errors import InputError
 from fedpage.core.target import Target
 from fedpage.runs import build, toml
-from fedpage.runs.build import find_objective, settle
+from fedpage.runs.build import find_objective
 from fedpage.runs.config import ProblemConfig, structure
 
 SIZES = {"Bern": 24, "Cork": 1, "Graz": 12, "Oslo": 18, "Rome": 9}
@@ -140,7 +140,6 @@ def test_the_data_decides_what_is_not_given(
     settled, problem = build.open_problem(config)
     assert (settled.objective, settled.partition) == (objective, partition)
     assert (settled.clients, problem.N) == (clients, clients or len(SIZES))
-    assert settle(settled, problem.data) == settled
 
 
 def test_an_npz_file_is_divided_by_its_ids(run, tmp_path):

@@ -154,7 +154,7 @@ def test_two_checkpoints_are_kept_and_numpy_reads_them(tmp_path):
     assert [name[:9] for name in names] == ["000000016", "000000020"]
     with np.load(tmp_path / "checkpoints" / names[1], allow_pickle=False) as archive:
         outline = json.loads(archive["outline"].tobytes())
-        assert outline["tree"]["table"]["run"]["table"]["round"] == 20
+        assert outline["tree"]["run"]["round"] == 20
         assert sum(archive[name].size for name in archive.files if name != "outline") > 0
 
 

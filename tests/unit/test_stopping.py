@@ -317,12 +317,8 @@ def test_a_run_does_not_resume_with_another_stop_function(tmp_path):
     again = fp.simulate(problem, fp.FedAvg(S=2), stop=make_rule(-1e9), options=resume, **arguments)
     assert again.same(whole)
     for stop in (make_rule(-1e8), below):
-        with pytest.raises(fp.InputError) as error:
+        with pytest.raises(fp.InputError, match="cannot resume: the code of the function `stop`"):
             fp.simulate(problem, fp.FedAvg(S=2), stop=stop, options=resume, **arguments)
-        assert str(error.value) == (
-            f"{tmp_path}: cannot resume: the function `stop`, or a value it uses, has changed "
-            "since the run began; give the same function, or begin a new run"
-        )
     for stop in (None, fp.Stop("loss:-1e9,hold=0")):
         with pytest.raises(fp.InputError, match=r"cannot resume: stop\.\w+ was"):
             fp.simulate(problem, fp.FedAvg(S=2), stop=stop, options=resume, **arguments)

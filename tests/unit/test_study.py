@@ -215,7 +215,7 @@ def test_a_run_that_another_process_has_is_awaited(load, tmp_path):
     lock.__enter__()
     states = [run.state.value for run in study.status().runs.values()]
     assert states == ["waiting"] + ["not begun"] * 27
-    thread = threading.Timer(1.0, lambda: lock.__exit__())
+    thread = threading.Timer(1.0, lambda: lock.__exit__(None, None, None))
     thread.start()
     study.run()
     thread.join()

@@ -77,14 +77,14 @@ def show(
 
     from fedpage.report import data_summary
     from fedpage.report.partition_plot import plot_partition
-    from fedpage.runs.build import build_partition, load_data, settle_partition
+    from fedpage.runs.build import divide_rows, load_data
 
     config = replace(config, data=name)
     rows = load_data(config)
     lines = data_summary.summarise_data(rows)
     division = None
     if config.clients is not None or rows.clients is not None or config.partition == "by-id":
-        division = build_partition(settle_partition(config, rows), rows)
+        _, division = divide_rows(config, rows)
         lines += data_summary.summarise_partition(rows, division)
     elif config.partition or figure or config.min_rows is not None:
         raise InputError("give the number of clients with --clients, such as --clients 20")

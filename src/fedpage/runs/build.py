@@ -37,7 +37,6 @@ from fedpage.runs.config import (
     dataclass_fields,
     field_types,
     field_values,
-    write_number,
 )
 
 DEFAULT_CLIENTS = 3250
@@ -107,86 +106,63 @@ def load_data(config: DataConfig) -> Dataset:
     )
 
 
-def settle_partition(config: C, data: Dataset) -> C:
-    """Choose the partition and the number of clients if a configuration leaves them out.
+def divide_rows(config: C, data: Dataset) -> tuple[C, Partition]:
+    """Divide the rows among clients, and choose what a configuration leaves out.
 
-    Data with ids is divided by them, and the number of clients is then that of the ids. Other data
-    is divided into blocks; a table must say into how many.
+    Data with ids is divided by them, and every id is a client. Other data is divided into blocks; a
+    table must say into how many. The partition may be a function of the user's file, such as
+    mine.py@halves or mine.py@halves:3.
+
+    Returns:
+        The configuration with these choices, and the partition.
 
     Raises:
-        InputError: If `clients` contradicts the ids, or nothing says who holds a table's rows.
+        InputError: If `clients` contradicts the ids, nothing says who holds a table's rows, the
+            partition is unknown, or the rows do not suffice for it.
     """
-    partition = config.partition
-    if partition is None:
-        partition = "blocks" if data.clients is None else "by-id:drop"
-    if partition.partition(":")[0].replace("_", "-") == "by-id":
-        if config.clients is not None:
+    text, clients = config.partition, config.clients
+    if text is None:
+        text = "blocks" if data.clients is None else "by-id:drop"
+    name = text.partition(":")[0]
+    if name.replace("_", "-") == "by-id":
+        if clients is not None:
             raise InputError(
-                f"--clients {config.clients}: with --partition {partition}, every id of "
-                f"{data.name} is a client; leave --clients out, or choose another --partition, "
-                "such as iid"
+                f"--clients {clients}: with --partition {text}, every id of {data.name} is a "
+                "client; leave --clients out, or choose another --partition, such as iid"
             )
-        return dataclasses.replace(config, partition=partition)
-    if config.clients is None and _is_table_file(config.data):
-        ids = "" if data.clients is not None else "--client-column COLUMN if a column says so, or "
-        raise InputError(
-            f"{data.name}: say who holds the rows: {ids}--clients N for N clients "
-            f"({partition.partition(':')[0]})"
-        )
-    clients = config.clients or DEFAULT_CLIENTS
-    return dataclasses.replace(config, partition=partition, clients=clients)
+    elif clients is None:
+        if _is_table_file(config.data):
+            ids = "--client-column COLUMN if a column says so, or " if data.clients is None else ""
+            raise InputError(
+                f"{data.name}: say who holds the rows: {ids}--clients N for N clients ({name})"
+            )
+        clients = DEFAULT_CLIENTS
+    path, at, made = text.rpartition("@")
+    partition = partition_from_text(
+        made,
+        data.y,
+        clients or 1,
+        config.partition_seed,
+        min_rows=config.min_rows,
+        ids=data.clients,
+        make=_import_function(path, made.partition(":")[0], "partition") if at else None,
+    )
+    return dataclasses.replace(config, partition=text, clients=clients), partition
 
 
 def _is_table_file(text: str) -> bool:
     return text.partition(":")[0] not in DATASETS and bool(table_suffix(Path(text)))
 
 
-def build_partition(config: DataConfig, data: Dataset) -> Partition:
-    """Divide rows as a configuration says in which `settle_partition` made the choices.
-
-    The partition may be a function of the user's file, such as mine.py@halves or mine.py@halves:3.
-
-    Raises:
-        InputError: If the partition is unknown, or the rows do not suffice for it.
-    """
-    path, at, text = (config.partition or "").rpartition("@")
-    make = _import_function(path, text.partition(":")[0], "partition") if at else None
-    return partition_from_text(
-        text,
-        data.y,
-        config.clients or 1,
-        config.partition_seed,
-        min_rows=config.min_rows,
-        ids=data.clients,
-        make=make,
-    )
-
-
 # --- problems -------------------------------------------------------------------------------------
-
-
-def settle(config: ProblemConfig, data: Dataset) -> ProblemConfig:
-    """Choose the partition, the number of clients and the objective that fit the data.
-
-    The objective of a table is logistic for two classes, softmax for more and squares for numbers,
-    with an l2 regulariser if alpha is given. That of other data is robust, as in the paper.
-
-    Raises:
-        InputError: If the configuration contradicts the data.
-    """
-    config = settle_partition(config, data)
-    if config.objective is not None:
-        return config
-    objective = "robust"
-    if _is_table_file(config.data):
-        classes = 0 if data.classes is None else len(data.classes)
-        objective = {0: "squares", 2: "logistic"}.get(classes, "softmax")
-        objective += "-l2" if config.alpha is not None else ""
-    return dataclasses.replace(config, objective=objective)
 
 
 def open_problem(config: ProblemConfig) -> tuple[ProblemConfig, LinearModel]:
     """Load the data, divide it among the clients, and return the objective over it.
+
+    By default the objective of a table is logistic for two classes, softmax for more and squares
+    for numbers, with an l2 regulariser if alpha is given; that of other data is robust, as in the
+    paper.
 
     Returns:
         The configuration with the choices that depend on the data, and the problem.
@@ -196,8 +172,13 @@ def open_problem(config: ProblemConfig) -> tuple[ProblemConfig, LinearModel]:
     """
     given = None if config.objective is None else find_objective(config.objective)
     data, held_out = load_data(config), None
-    config = settle(config, data)
-    objective = given or find_objective(str(config.objective))
+    if config.objective is None:
+        objective = "robust"
+        if _is_table_file(config.data):
+            classes = 0 if data.classes is None else len(data.classes)
+            objective = {0: "squares", 2: "logistic"}.get(classes, "softmax")
+            objective += "-l2" if config.alpha is not None else ""
+        config = dataclasses.replace(config, objective=objective)
     if config.held_out:
         try:
             data, held_out = data.split(
@@ -207,9 +188,10 @@ def open_problem(config: ProblemConfig) -> tuple[ProblemConfig, LinearModel]:
             raise InputError(f"--held-out {config.held_out:g}: {error}") from None
     elif config.held_out_by != "rows":
         raise InputError("--held-out-by clients: give the share too, such as --held-out 0.2")
-    problem = objective.problem(
+    config, partition = divide_rows(config, data)
+    problem = (given or find_objective(str(config.objective))).problem(
         data,
-        build_partition(config, data),
+        partition,
         alpha=config.alpha,
         intercept=config.intercept,
         weights=config.weights,
@@ -380,6 +362,7 @@ def hyper_words(method: AnyMethod) -> dict[str, str]:
     for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            text = write_number(value) if isinstance(value, float) else str(value)
-            found[key] = "all" if value is None else text
+            short = f"{value:g}" if isinstance(value, float) else str(value)
+            is_exact = not isinstance(value, float) or float(short) == value
+            found[key] = "all" if value is None else short if is_exact else str(value)
     return found

@@ -15,14 +15,15 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from fedpage.core.errors import InputError
-from fedpage.core.types import AnyArray
 
 Snapshot: TypeAlias = dict[str, Any]
 """Everything that the coming rounds of a run depend on: a table that `pack` can write."""
 
 _OUTLINE = "outline"
+_ARRAY = "__array__"
+"""The key by which the outline names the array that stands there."""
 _DTYPE_KINDS = "fiub"
-_FORMAT = "fedpage-checkpoint-1"
+_FORMAT = "fedpage-checkpoint-2"
 
 
 def pack(tree: Mapping[str, object]) -> bytes:
@@ -34,34 +35,27 @@ def pack(tree: Mapping[str, object]) -> bytes:
     Raises:
         InputError: If the tree holds a value of another type.
     """
-    arrays: list[AnyArray] = []
-    outline = json.dumps({"format": _FORMAT, "tree": _take_arrays(tree, arrays)})
+    arrays: dict[str, Any] = {}
+
+    def encode(value: object) -> object:
+        if isinstance(value, np.ndarray) and value.ndim:
+            if value.dtype.kind not in _DTYPE_KINDS:
+                raise InputError(f"a checkpoint cannot hold an array of type {value.dtype}")
+            name = str(len(arrays))
+            arrays[name] = np.ascontiguousarray(value)
+            return {_ARRAY: name}
+        if isinstance(value, (np.generic, np.ndarray)):
+            return value.item()
+        raise InputError(
+            f"a checkpoint cannot hold a {type(value).__name__}; "
+            "use arrays, numbers, strings and NamedTuples"
+        )
+
+    outline = json.dumps({"format": _FORMAT, "tree": tree}, default=encode)
     text = np.frombuffer(outline.encode("utf-8"), dtype=np.uint8)
     buffer = io.BytesIO()
-    named: Any = {str(number): np.ascontiguousarray(array) for number, array in enumerate(arrays)}
-    np.savez(buffer, **{_OUTLINE: text, **named})
+    np.savez(buffer, **{_OUTLINE: text, **arrays})
     return buffer.getvalue()
-
-
-def _take_arrays(value: object, arrays: list[AnyArray]) -> object:
-    """Return the outline of a tree as JSON values, and move its arrays to a list."""
-    if isinstance(value, np.ndarray) and value.ndim:
-        if value.dtype.kind not in _DTYPE_KINDS:
-            raise InputError(f"a checkpoint cannot hold an array of type {value.dtype}")
-        arrays.append(value)
-        return {"array": len(arrays) - 1}
-    if isinstance(value, (np.generic, np.ndarray)):
-        return _take_arrays(value.item(), arrays)
-    if isinstance(value, Mapping):
-        return {"table": {str(key): _take_arrays(part, arrays) for key, part in value.items()}}
-    if isinstance(value, (list, tuple)):
-        return [_take_arrays(part, arrays) for part in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise InputError(
-        f"a checkpoint cannot hold a {type(value).__name__}; "
-        "use arrays, numbers, strings and NamedTuples"
-    )
 
 
 def unpack(data: bytes, source: str) -> Snapshot:
@@ -77,23 +71,15 @@ def unpack(data: bytes, source: str) -> Snapshot:
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             arrays = dict(archive.items())
-        outline = json.loads(arrays.pop(_OUTLINE).tobytes())
+        outline = json.loads(
+            arrays.pop(_OUTLINE).tobytes(),
+            object_hook=lambda table: arrays[table[_ARRAY]] if _ARRAY in table else table,
+        )
         if outline["format"] != _FORMAT:
             raise ValueError(f"format {outline['format']!r:.40}")
-        return cast("Snapshot", _insert_arrays(outline["tree"], arrays))
+        return cast("Snapshot", outline["tree"])
     except Exception as error:  # zipfile and numpy raise many types for damaged bytes
         raise InputError(f"{source}: not a checkpoint of fedpage ({error})") from None
-
-
-def _insert_arrays(value: object, arrays: Mapping[str, AnyArray]) -> object:
-    """Return the tree of an outline and its arrays."""
-    if isinstance(value, dict):
-        if "array" in value:
-            return arrays[str(value["array"])]
-        return {key: _insert_arrays(part, arrays) for key, part in value["table"].items()}
-    if isinstance(value, list):
-        return [_insert_arrays(part, arrays) for part in value]
-    return value
 
 
 def state_to_tree(state: object) -> object:

@@ -31,6 +31,7 @@ import msgspec
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 
 T = TypeVar("T")
+_TYPES: WeakKeyDictionary[type[Any], Settings] = WeakKeyDictionary()
 Settings: TypeAlias = dict[str, Any]
 """Keys and values, as TOML has them."""
 _NONE_WORDS = ("none", "all", "default")
@@ -61,16 +62,11 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-def write_number(value: float) -> str:
-    """Write a number in few digits if they suffice, else in all of them."""
-    return f"{value:g}" if float(f"{value:g}") == value else str(value)
-
-
 @dataclass(frozen=True)
 class DataConfig:
     """Describe data, how the columns of a table are used, and who holds which rows.
 
-    What is None is chosen when the data is known (`build.settle`).
+    What is None is chosen when the data is known (`build.open_problem`).
     """
 
     data: str = setting(
@@ -210,7 +206,7 @@ def field_values(cls: type[Any], table: object, where: str, *, words: bool = Fal
             if type(values[name]) in (int, float):
                 msgspec.convert(values[name], Annotated[float, msgspec.Meta(**limits)])
         except msgspec.ValidationError:
-            wanted = _describe(kinds[name]) + _describe_limits(**limits)
+            wanted = _describe(kinds[name], **limits)
             hint = did_you_mean(value, _choices(kinds[name])) if isinstance(value, str) else ""
             raise InputError(
                 f"{place} must be {wanted}, not {short_repr(value)}{';' if hint else ''}{hint}"
@@ -248,9 +244,6 @@ def field_types(cls: type[Any]) -> Settings:
         hints = get_type_hints(cls)
         _TYPES[cls] = {name: hints[name] for name in dataclass_fields(cls)}
     return _TYPES[cls]
-
-
-_TYPES: WeakKeyDictionary[type[Any], Settings] = WeakKeyDictionary()
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
@@ -299,38 +292,31 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _describe(kind: Any) -> str:
-    """Name a type in the words of an error message."""
-    if choices := _choices(kind):
-        return " or ".join(map(repr, choices))
-    if len(members := _members(kind)) > 1:
-        return " or ".join(map(_describe, members))
-    (member,), origin, arguments = members, get_origin(members[0]), get_args(members[0])
-    if origin in (list, tuple, Sequence):
-        count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not ... else ""
-        names = {int: "whole numbers", float: "finite numbers", str: "words"}
-        noun = "tables" if is_dataclass(arguments[0]) else "lists"
-        return f"a list of {count}{names.get(arguments[0], noun)}"
-    if origin in (dict, Mapping) or is_dataclass(member):
-        return "a table"
-    names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
-    return names.get(member, getattr(member, "__name__", str(member)))
-
-
-def _describe_limits(
-    ge: float | None = None, gt: float | None = None, le: float | None = None
+def _describe(
+    kind: Any, ge: float | None = None, gt: float | None = None, le: float | None = None
 ) -> str:
+    """Name a type and its limits in the words of an error message."""
+    one = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
+    many = {int: "whole numbers", float: "finite numbers", str: "words"}
+    names = [repr(choice) for choice in _choices(kind)]
+    for member in () if names else _members(kind):
+        origin, arguments = get_origin(member), get_args(member)
+        if origin in (list, tuple, Sequence):
+            count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not ... else ""
+            names.append(f"a list of {count}{many.get(arguments[0], 'tables')}")
+        else:
+            noun = "a table" if origin in (dict, Mapping) else getattr(member, "__name__", "")
+            names.append(one.get(member, noun))
     if ge is not None and le is not None:
-        return f" from {ge:,} to {le:,}"
-    words = {f" of at least {ge}": ge, f" above {gt}": gt, f" of at most {le}": le}
-    return " and".join(text for text, bound in words.items() if bound is not None)
+        return f"{' or '.join(names)} from {ge:,} to {le:,}"
+    limits = {f" of at least {ge}": ge, f" above {gt}": gt, f" of at most {le}": le}
+    return " or ".join(names) + " and".join(k for k, bound in limits.items() if bound is not None)
 
 
 def _choices(kind: Any) -> list[str]:
     """Return the words among which a field chooses, or nothing if it takes other values too."""
-    members = _members(kind)
-    if len(members) == 1 and get_origin(members[0]) is Literal:
-        return [str(choice) for choice in get_args(members[0])]
-    if len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Enum):
-        return [str(member.value) for member in members[0]]
-    return []
+    member, *others = _members(kind)
+    if isinstance(member, type) and issubclass(member, Enum):
+        return [] if others else [str(each.value) for each in member]
+    is_choice = get_origin(member) is Literal and not others
+    return list(map(str, get_args(member))) if is_choice else []

@@ -130,20 +130,17 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     if not changed:
         return
     first = changed[0]
-    if first.startswith("code.") or first in _OF_FUNCTIONS:
+    is_other_stop = first == "stop.function" and first in old and first in new
+    if first.startswith("code.") or first in _OF_FUNCTIONS or is_other_stop:
         role = first.rpartition(".")[2]
         owners = {"method": new.get("method.name", "the method"), "loss_digest": "the loss"}
         owners["metrics_digest"] = "a metric"
         owners |= {"up": "the codec", "down": "the codec", "client_optimizer": role}
+        owners |= {"function": "the function `stop`"}
         other = f"the schedule of {role}" if f"method.{role}" in new else "the problem"
         raise InputError(
             f"{source}: cannot resume: the code of {owners.get(role, other)} has changed since the "
             "run began; begin a new run"
-        )
-    if first == "stop.function" and first in old and first in new:
-        raise InputError(
-            f"{source}: cannot resume: the function `stop`, or a value it uses, has changed since "
-            "the run began; give the same function, or begin a new run"
         )
     more = f" (and {', '.join(changed[1:4])})" if len(changed) > 1 else ""
     raise InputError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
@@ -159,26 +159,27 @@ class Runs(Sequence[History]):
             and (test is None or test(self[number]))
         )
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the table by column: settings first, then records; None is missing."""
+    def to_polars(self) -> polars.DataFrame:
+        """Return the table as a polars frame: a row for each record, a column for each setting.
+
+        Settings come first. Missing values are None. If a setting has values of several types, its
+        column holds numbers where possible, and otherwise text.
+        """
+        import polars
+
         tables = self.settings()
         runs = zip(tables, self, strict=True)
         rows = [{**table, **row} for table, history in runs for row in history.rows]
+        frame = polars.DataFrame(rows, infer_schema_length=None)
         settings = dict.fromkeys(chain.from_iterable(tables))
         groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
-        names = sorted(settings, key=lambda name: groups.index(name.partition(".")[0]))
-        names += chain.from_iterable(run.columns for run in self)
-        return {name: _one_type([row.get(name) for row in rows]) for name in dict.fromkeys(names)}
-
-    def to_polars(self) -> polars.DataFrame:
-        """Return the table as a polars frame: a row for each record, a column for each setting."""
-        import polars
-
-        return polars.DataFrame(self.columns(), infer_schema_length=None)
+        places = {name: groups.index(name.partition(".")[0]) for name in settings}
+        order = sorted(frame.columns, key=lambda name: places.get(name, len(groups)))
+        return frame.select(order)
 
     def to_pandas(self) -> DataFrame:
         """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""
-        return make_data_frame(self.columns())
+        return make_data_frame(self.to_polars().to_dict(as_series=False))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the table to a CSV file. Numbers have all their digits, missing cells are empty."""
@@ -201,17 +202,16 @@ class Runs(Sequence[History]):
 
     def _repr_html_(self) -> str:
         head = ("run", "method", "seed", "rounds", "loss", "gradient norm", "end")
-        rows = [_html_row(self.names[i], self[i]) for i in range(min(len(self), _SHOWN))]
+        rows = []
+        for name, history in zip(self.names[:_SHOWN], self, strict=False):
+            last: Mapping[str, float] = history.rows[-1] if history.rows else {}
+            numbers = [format_number(last.get(column)) for column in ("round", "loss", "grad_norm")]
+            seed = history.meta.get("seed")
+            rows.append([name, history.label, seed, *numbers, history.stop_text])
         notes = [f"{path}: {reason}" for path, reason in list(self.problems.items())[:_SHOWN]]
         if len(self) > _SHOWN:
             notes.insert(0, f"and {len(self) - _SHOWN:,} more")
         return html_table(repr(self), head, rows, *notes)
-
-
-def _html_row(name: str, history: History) -> list[object]:
-    last: Mapping[str, float] = history.rows[-1] if history.rows else {}
-    numbers = [format_number(last.get(column)) for column in ("round", "loss", "grad_norm")]
-    return [name, history.label, history.meta.get("seed"), *numbers, history.stop_text]
 
 
 def _find_key(name: str, known: Sequence[str]) -> str:
@@ -229,13 +229,3 @@ def _matches(value: object, wanted: object) -> bool:
     if isinstance(wanted, (list, tuple, set, frozenset, range)):
         return any(_matches(value, each) for each in wanted)
     return value == wanted
-
-
-def _one_type(values: list[Any]) -> list[Any]:
-    """Return a column whose values have one type: whole numbers, numbers, booleans or text."""
-    types = {type(value) for value in values if value is not None}
-    is_small = types <= {int} and all(abs(value) < 2**63 for value in values if value is not None)
-    if is_small or types in ({bool}, {str}):
-        return values
-    convert = float if types <= {int, float} else str
-    return [None if value is None else convert(value) for value in values]

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -383,9 +384,8 @@ class History:
             for row in reader:
                 if None in row.values():  # the line has too few cells
                     raise ValueError
-                cells = {name: text for name, text in row.items() if text != ""}
-                add_record(history, {name: _read_cell(text) for name, text in cells.items()})
-        except (csv.Error, KeyError, TypeError, ValueError):
+                add_record(history, {name: text for name, text in row.items() if text != ""})
+        except (csv.Error, KeyError, ValueError, msgspec.ValidationError):
             line = max(reader.line_num, 1)
             raise InputError(f"{path}, line {line}: not a record of a fedpage history") from None
         return history
@@ -432,10 +432,3 @@ def make_data_frame(data: Any) -> DataFrame:
     except ImportError:
         raise ImportError("to_pandas needs pandas: pip install 'fedpage[pandas]'") from None
     return pandas.DataFrame(data)
-
-
-def _read_cell(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)

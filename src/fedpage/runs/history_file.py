@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import msgspec
 import numpy as np
@@ -31,9 +31,7 @@ Meta: TypeAlias = dict[str, Any]
 Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 
 _FORMAT = "fedpage-history-4"
-WORDS = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
-"""How a file has the numbers that JSON lacks."""
-_Number: TypeAlias = int | float | Literal["inf", "-inf", "nan"]
+_MACHINE_KEYS = ("versions", "reference")
 
 
 class EventRow(TypedDict):
@@ -59,7 +57,7 @@ class HistoryEnd(msgspec.Struct):
     end: StopReason | None
     detail: str
     records: int
-    first_loss: _Number | None
+    first_loss: float | None
     model: str | None
     """The SHA-256 of the model's file, or None if there is no model."""
     digest: str = ""
@@ -73,14 +71,9 @@ def write_history(history: History, path: Path) -> None:
     """Write a history as JSON lines, and its model beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header = header_line(history.meta, is_whole=True)
-    body = b"".join(map(encode_line, [*map(encode_row, history.rows), *history.events]))
+    body = b"".join(map(encode_line, [*history.rows, *history.events]))
     end = end_line(history, path, header, hashlib.sha256(body))
     put(path, header + body + end)
-
-
-def encode_row(row: Mapping[str, float]) -> dict[str, float | str]:
-    """Return a record as JSON can hold it: infinities and NaN as words."""
-    return {name: _encode(value) for name, value in row.items()}
 
 
 def model_path(path: Path) -> Path:
@@ -88,19 +81,15 @@ def model_path(path: Path) -> Path:
     return path.with_suffix(".model.npz")
 
 
-def _encode(value: float) -> float | str:
-    return value if isinstance(value, int) or math.isfinite(value) else repr(value)
-
-
 def encode_line(entry: Mapping[str, object]) -> bytes:
-    """Return the line of a record or an event."""
-    return json.dumps(entry, allow_nan=False).encode("utf-8") + b"\n"
+    """Return the line of a record or an event; infinities and NaN, which JSON lacks, are words."""
+    odd = {k: str(v) for k, v in entry.items() if isinstance(v, float) and not math.isfinite(v)}
+    return json.dumps({**entry, **odd}).encode("utf-8") + b"\n"
 
 
 def header_line(meta: Mapping[str, object], *, is_whole: bool = False) -> bytes:
     """Return the first line; `is_whole` promises that the file has its last line too."""
-    whole = {"whole": True} if is_whole else {}
-    return json.dumps({"format": _FORMAT, **whole, "meta": meta}).encode("utf-8") + b"\n"
+    return encode_line({"format": _FORMAT, "whole": is_whole, "meta": meta})
 
 
 def end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -> bytes:
@@ -113,25 +102,24 @@ def end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -
         np.savez(buffer, x=history.x)
         put(target, buffer.getvalue())
         model = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    reason, first = history.stop_reason, history.first_loss
     end = {
-        "end": None if reason is None else reason.value,
+        "end": None if history.stop_reason is None else history.stop_reason.value,
         "detail": history.stop_detail,
         "records": len(history.rows),
-        "first_loss": None if first is None else _encode(first),
+        "first_loss": history.first_loss,
         "model": model,
     }
-    return _seal(json.dumps(end)[:-1], header, body).encode("utf-8") + b"\n"
+    return _seal(encode_line(end).removesuffix(b"}\n"), header, body)
 
 
-def _seal(text: str, header: bytes, body: hashlib._Hash) -> str:
+def _seal(text: bytes, header: bytes, body: hashlib._Hash) -> bytes:
     """Return the last line: its text up to the digest, and the digest of the whole file.
 
     The first line counts last, because a run that gets more rounds replaces it.
     """
     total = body.copy()
-    total.update(header + text.encode("utf-8"))
-    return f'{text}, "digest": "{total.hexdigest()}"}}'
+    total.update(header + text)
+    return text + f', "digest": "{total.hexdigest()}"}}\n'.encode()
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -169,9 +157,10 @@ def parse_lines(history: History, text: str, path: Path) -> HistoryEnd | None:
                 if header.format != _FORMAT:
                     raise InputError(f"{path}: not a history of this version of fedpage")
             elif "end" in entry:
-                end = msgspec.convert(entry, HistoryEnd)
-                sealed = _seal(line.rpartition(', "digest": ')[0], f"{lines[0]}\n".encode(), body)
-                if line != sealed or end.records != len(history.rows):
+                end = msgspec.convert(entry, HistoryEnd, strict=False)
+                text, header_text = line.rpartition(', "digest": ')[0], f"{lines[0]}\n"
+                sealed = _seal(text.encode(), header_text.encode(), body)
+                if f"{line}\n".encode() != sealed or end.records != len(history.rows):
                     raise InputError(
                         f"{path}: damaged (its checksum differs); restore a copy, or resume the "
                         "run, which computes again what is damaged"
@@ -181,7 +170,7 @@ def parse_lines(history: History, text: str, path: Path) -> HistoryEnd | None:
                 if "event" in entry:
                     history.events.append(msgspec.convert(entry, EventRow))
                 else:
-                    add_record(history, msgspec.convert(entry, dict[str, _Number]))
+                    add_record(history, entry)
         except (KeyError, ValueError, msgspec.MsgspecError) as error:
             if isinstance(error, InputError):
                 raise
@@ -193,7 +182,7 @@ def parse_lines(history: History, text: str, path: Path) -> HistoryEnd | None:
             raise cut_short(history, path)
         return None
     history.stop_reason, history.stop_detail = end.end, end.detail
-    history.first_loss = None if end.first_loss is None else float(end.first_loss)
+    history.first_loss = end.first_loss
     return end
 
 
@@ -205,9 +194,14 @@ def cut_short(history: History, path: Path) -> InputError:
     )
 
 
-def add_record(history: History, row: Mapping[str, float | str]) -> None:
-    """Append a record that was read; a ValueError if its round is not after the last one's."""
-    record = {name: WORDS[v] if isinstance(v, str) else v for name, v in row.items()}
+def add_record(history: History, row: Mapping[str, object]) -> None:
+    """Append a record that was read, whose numbers may be words.
+
+    Raises:
+        ValueError: If its round is not after the last one's.
+        msgspec.ValidationError: If a value is not a number.
+    """
+    record = msgspec.convert(row, dict[str, int | float], strict=False)
     if not record["round"] > (history.rows[-1]["round"] if history.rows else -1):
         raise ValueError
     history.append(record)
@@ -231,18 +225,11 @@ def read_model(path: Path, digest: str) -> Model:
 def renew_header(line: bytes, meta: Meta) -> bytes:
     """Return the first line of a run that is resumed, with its number of rounds now.
 
-    The stored provenance is kept, with the versions that the run began with. If the line is damaged
-    or belongs to another run, the provenance is `meta`.
+    The versions that the run began with are kept, and the reference solution, whose last bits may
+    differ on another machine, unless the line is damaged.
     """
     try:
         stored = msgspec.json.decode(line, type=_Header).meta
     except (UnicodeDecodeError, msgspec.MsgspecError):
         stored = {}
-    kept = stored if _identity(stored) == _identity(meta) else meta
-    return header_line({**kept, "rounds": meta["rounds"]})
-
-
-def _identity(meta: Meta) -> str:
-    """Return the provenance that a run has on every machine, with any number of rounds."""
-    changing = ("rounds", "versions", "reference")
-    return json.dumps({key: meta[key] for key in meta if key not in changing}, sort_keys=True)
+    return header_line({**meta, **{k: v for k, v in stored.items() if k in _MACHINE_KEYS}})

@@ -23,7 +23,6 @@ from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
     encode_line,
-    encode_row,
     end_line,
     header_line,
     model_path,
@@ -104,20 +103,9 @@ class RunStore:
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
-        try:
-            (self.path / "checkpoints").mkdir(exist_ok=True)
-        except OSError as error:
-            self._lock.__exit__()
-            why = error.strerror or error
-            raise InputError(f"{self.path}: cannot be written ({why})") from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: object = None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._stream is not None:
             self._stream.close()
         self._lock.__exit__()
@@ -153,6 +141,8 @@ class RunStore:
                 f"{self.path}: there is a run in it; choose another directory, resume it with "
                 "RunOptions(resume=True), or delete it with RunOptions(overwrite=True)"
             )
+        with self._explain_os_errors():
+            (self.path / "checkpoints").mkdir(exist_ok=True)
         self._history = run.history
         if not resume or not self.has_run():
             self._begin(run)
@@ -305,7 +295,7 @@ class RunStore:
 
     def write_record(self, record: Mapping[str, float]) -> None:
         """Append a record to history.jsonl."""
-        self._append(encode_row(record))
+        self._append(record)
 
     def write_event(self, kind: str, round: int, text: str) -> None:
         """Append an event to history.jsonl."""
