@@ -49,7 +49,8 @@ def public_dataclasses():
     public = [getattr(fp, name) for name in fp.__all__ if name not in without]
     classes = [value for value in public if inspect.isclass(value)]
     classes += [entry.cls for entry in fp.METHODS.values()]
-    for cls in sorted(set(filter(dataclasses.is_dataclass, classes)), key=lambda cls: cls.__name__):
+    given = set(filter(dataclasses.is_dataclass, classes)) - {fp.Tuning}  # a result
+    for cls in sorted(given, key=lambda cls: cls.__name__):
         yield cls, needed.get(cls, {})
 
 

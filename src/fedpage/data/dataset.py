@@ -119,7 +119,7 @@ class Dataset:
         if rows == 0 or self.features < 1:
             raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
         has_ids = self.clients is None or np.shape(self.clients) == (rows,)
-        if not has_ids or len(self.columns) not in (0, self.features):
+        if not has_ids or np.shape(self.columns) not in ((0,), (self.features,)):
             raise _error(
                 self,
                 f"there must be {rows} client ids or None, and {self.features} columns or none",

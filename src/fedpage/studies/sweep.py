@@ -94,9 +94,11 @@ def study_of_methods(
             f"seeds must be a number of seeds or a list of seeds, not {short_repr(seeds)}"
         )
     methods = list(methods)
-    seeds = np.arange(seeds).tolist() if isinstance(seeds, (int, np.integer)) else list(seeds)
-    seeds = [int(seed) if isinstance(seed, np.integer) else seed for seed in seeds]
-    if not methods or seeds == []:
+    if isinstance(seeds, (int, np.integer)):
+        seeds = int(seeds)
+    else:
+        seeds = [int(seed) if isinstance(seed, np.integer) else seed for seed in seeds]
+    if not methods or seeds in ([], 0):
         raise InputError("nothing to run: give at least one method and one seed")
     study = Study(
         {"problem": problem},
