@@ -24,7 +24,12 @@ MORE_RECORDS = 5
 
 def _number(value: object) -> float:
     """Return a number as a float, and NaN for anything else. The command line has no numpy here."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Target:
                     "a target must be a number, a text such as accuracy:0.9 or a Target, "
                     f"not {short_repr(given)}"
                 )
-            return cls(value=float(given))
+            return cls(value=given)
         found = _TEXT.fullmatch(given)
         try:
             column, number, hold = found.groups() if found else ("", "", "")
