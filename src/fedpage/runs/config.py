@@ -298,10 +298,12 @@ def _describe(
     """Name a type and its limits in the words of an error message."""
     one = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
     many = {int: "whole numbers", float: "finite numbers", str: "words"}
-    names = [repr(choice) for choice in _choices(kind)]
-    for member in () if names else _members(kind):
+    names: list[str] = []
+    for member in _members(kind):
         origin, arguments = get_origin(member), get_args(member)
-        if origin in (list, tuple, Sequence):
+        if choices := _choices(member):
+            names += map(repr, choices)
+        elif origin in (list, tuple, Sequence):
             count = f"{len(arguments)} " if origin is tuple and arguments[-1] is not ... else ""
             names.append(f"a list of {count}{many.get(arguments[0], 'tables')}")
         else:
