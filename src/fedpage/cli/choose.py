@@ -17,6 +17,7 @@ from fedpage.cli.common import (
     read_devices,
 )
 from fedpage.cli.options import (
+    CodecsOption,
     DevicesOption,
     ForceOption,
     ReportOption,
@@ -66,13 +67,7 @@ def choose(
     stateless: Annotated[
         bool, typer.Option("--stateless", help="Leave out methods whose clients keep a state.")
     ] = False,
-    codecs: Annotated[
-        bool | None,
-        typer.Option(
-            "--codecs/--no-codecs",
-            help="Search codecs too (default: if bytes, bits or simulated time count).",
-        ),
-    ] = None,
+    codecs: CodecsOption = None,
     rounds: Annotated[int, typer.Option("--rounds", help="The most rounds of a run.")] = 20_000,
     seeds: Annotated[int, typer.Option("--seeds", help="Seeds of the last stage.")] = 6,
     held_out_seeds: Annotated[

@@ -251,6 +251,13 @@ DevicesOption = Annotated[
     str | None,
     typer.Option("--devices", help=str(dataclass_fields(RoundsConfig)["devices"].metadata["help"])),
 ]
+CodecsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--codecs/--no-codecs",
+        help="Search codecs too (default: if bytes, bits or simulated time count).",
+    ),
+]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Write into a directory that is not empty.")
 ]

@@ -21,6 +21,7 @@ from fedpage.cli.common import (
     read_hyper_parameters,
 )
 from fedpage.cli.options import (
+    CodecsOption,
     ForceOption,
     JobsOption,
     MethodArgument,
@@ -71,13 +72,7 @@ def tune(
     fixed_grid: Annotated[
         bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
     ] = False,
-    codecs: Annotated[
-        bool | None,
-        typer.Option(
-            "--codecs/--no-codecs",
-            help="Search codecs too (default: if bytes, bits or simulated time count).",
-        ),
-    ] = None,
+    codecs: CodecsOption = None,
     seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 10,
     held_out_seeds: Annotated[
         int,

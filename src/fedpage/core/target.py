@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TypeAlias
 
@@ -112,10 +112,6 @@ class Target:
     def title(self) -> str:
         """The target in words, such as "gradient norm 0.01"."""
         return f"{describe_column(self.column).label} {self.value:g}"
-
-    def touch(self) -> Target:
-        """Return the same target, reached at the first record there."""
-        return replace(self, hold=0.0)
 
     def is_met(self, value: float, higher_is_better: bool) -> bool:
         """Return True if a value of the column is at the target or better."""
