@@ -8,14 +8,17 @@ It must occur exactly once in the function.
 The laws run on a copy of the package with that edit. A mutant that survives is a hole in the laws:
 the program prints a line for each mutant and exits with 1 if any survived.
 
-To adapt a mutant after a change of the source, edit its row in tests/mutant_tables;
-`pytest tests/laws/test_mutants.py -k one_place` checks all rows in a second.
+To adapt a mutant after a change of the source, edit its line in tests/mutant_tables. A heading
+names the file below src/fedpage and the function; each item is an edit, name: `old` -> `new`.
+A table may name the file in tests/laws that catches most of its mutants and runs first.
+`pytest tests/laws/test_mutants.py -k one_place` checks all lines in a second.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +28,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-
-from mutant_tables import load_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,14 +41,33 @@ class Mutant(NamedTuple):
     old: str
     new: str
     laws: str = ""
-    """The file in tests/laws to run first; "": all of them at once."""
+    """The file in tests/laws to run first; if empty, run all of them at once."""
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.name}"
+
+
+def read_table(text: str) -> list[Mutant]:
+    """Return the mutants of a file in tests/mutant_tables."""
+    first, *sections = text.split("\n## ")
+    laws = re.search(r"^Laws: (\S+)$", first, re.MULTILINE)
+    found = []
+    for section in sections:
+        heading, *items = section.rstrip().split("\n- ")
+        file, function = heading.split(": ")
+        for item in items:
+            edit = re.fullmatch("(.+): `(.+)` -> `(.+)`", re.sub(r"\n +", " ", item))
+            if edit is None:
+                raise ValueError(f"not of the form name: `old` -> `new`: {item}")
+            name, old, new = edit.groups()
+            found.append(Mutant(name, file, function, old, new, laws[1] if laws else ""))
+    return found
 
 
 MUTANTS = [
-    Mutant(edit.name, file, edit.function, edit.old, edit.new, getattr(module, "LAWS", ""))
-    for module in load_tables()
-    for file, edits in module.TABLES.items()
-    for edit in edits
+    mutant
+    for path in sorted((ROOT / "tests" / "mutant_tables").glob("*.md"))
+    for mutant in read_table(path.read_text(encoding="utf-8"))
 ]
 
 
@@ -70,7 +90,7 @@ def apply(mutant: Mutant, source: str) -> str:
     matches = [node for node in ast.walk(function) if _is_same(node, old)]
     if len(matches) != 1:
         raise ValueError(
-            f"{mutant.name}: {mutant.old!r} occurs {len(matches)} times "
+            f"{mutant}: {mutant.old!r} occurs {len(matches)} times "
             f"in {mutant.function} of {mutant.file}, not once"
         )
     (node,) = matches
@@ -85,7 +105,7 @@ def apply(mutant: Mutant, source: str) -> str:
                 return text
         except SyntaxError:
             continue
-    raise ValueError(f"{mutant.name}: {mutant.new!r} cannot stand in the place of {mutant.old!r}")
+    raise ValueError(f"{mutant}: {mutant.new!r} cannot stand in the place of {mutant.old!r}")
 
 
 def _find_function(tree: ast.Module, mutant: Mutant) -> ast.AST:
@@ -95,7 +115,7 @@ def _find_function(tree: ast.Module, mutant: Mutant) -> ast.AST:
         kinds = (ast.ClassDef, ast.FunctionDef)
         found = [child for child in node.body if isinstance(child, kinds) and child.name == part]
         if len(found) != 1:
-            raise ValueError(f"{mutant.name}: {mutant.file} does not have one {mutant.function}")
+            raise ValueError(f"{mutant}: {mutant.file} does not have one {mutant.function}")
         node = found[0]
     return node
 
@@ -174,7 +194,7 @@ def judge(mutant: Mutant) -> Verdict:
     seconds = time.perf_counter() - began
     law = _first_failure(done.stdout)
     if done.returncode not in (0, 1) or (done.returncode == 1 and not law):
-        raise RuntimeError(f"{mutant.name}: the laws did not run:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{mutant}: the laws did not run:\n{done.stdout}{done.stderr}")
     return Verdict(done.returncode == 1, seconds, law)
 
 
@@ -204,16 +224,14 @@ def _first_failure(output: str) -> str:
 def main(words: list[str]) -> None:
     """Judge all mutants, or those whose names contain one of the words."""
     chosen = [
-        m for m in MUTANTS if not words or any(word.lower() in m.name.lower() for word in words)
+        m for m in MUTANTS if not words or any(word.lower() in str(m).lower() for word in words)
     ]
     survived = 0
     with ThreadPoolExecutor(2) as pool:
         for mutant, verdict in zip(chosen, pool.map(judge, chosen), strict=True):
             survived += not verdict.caught
             outcome = "caught  " if verdict.caught else "SURVIVED"
-            print(
-                f"{outcome}  {mutant.name:52s} {verdict.seconds:5.1f} s  {verdict.law}", flush=True
-            )
+            print(f"{outcome}  {mutant!s:60s} {verdict.seconds:5.1f} s  {verdict.law}", flush=True)
     print(f"{len(chosen) - survived} of {len(chosen)} mutants caught")
     sys.exit(1 if survived or not chosen else 0)
 

@@ -11,9 +11,9 @@ import pytest
 from mutants import MUTANTS, ROOT, Mutant, apply, judge
 
 A_FEW = {
-    "SCAFFOLD: correction never applied": "test_controlled.py",
-    "FedPAGE: x_prev is stale": "test_replays.py",
-    "VRL-SGD: update has the wrong sign": "test_controlled.py",
+    "SCAFFOLD.direction: correction never applied": "test_controlled.py",
+    "FedPAGE.server: x_prev is stale": "test_replays.py",
+    "VRLSGD.client: update has the wrong sign": "test_controlled.py",
 }
 """Mutants, and the file in tests/laws that catches each; the other files are not run first."""
 no_mutants_of_mutants = pytest.mark.skipif(
@@ -25,7 +25,7 @@ no_mutants_of_mutants = pytest.mark.skipif(
 @no_mutants_of_mutants
 @pytest.mark.parametrize("name", A_FEW)
 def test_the_laws_catch(name):
-    (mutant,) = [m for m in MUTANTS if m.name == name]
+    (mutant,) = [m for m in MUTANTS if str(m) == name]
     verdict = judge(mutant._replace(laws=A_FEW[name]))
     assert verdict.caught
     assert verdict.law.startswith("test_")
@@ -33,7 +33,7 @@ def test_the_laws_catch(name):
 
 def test_there_are_mutants_with_names_of_their_own():
     assert len(MUTANTS) >= 63
-    assert len({m.name for m in MUTANTS}) == len(MUTANTS)
+    assert len({(m.file, str(m)) for m in MUTANTS}) == len(MUTANTS)
 
 
 @cache
@@ -44,7 +44,7 @@ def read(file):
 
 
 @no_mutants_of_mutants
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_a_mutant_changes_one_place(mutant):
     source, tree = read(mutant.file)
     mutated = apply(mutant, source)

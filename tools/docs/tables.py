@@ -53,14 +53,13 @@ def _title(page: str) -> str:
 
 def mistakes() -> dict[str, list[str]]:
     """Return the mistakes of public code that are mutants, by the file they are put into."""
-    from mutant_tables import load_tables
+    from mutants import MUTANTS
 
     found: dict[str, list[str]] = {}
-    for module in load_tables():
-        for file, edits in module.TABLES.items():
-            names = [edit.name for edit in edits if edit.name.startswith(PUBLIC)]
-            found.setdefault(file, []).extend(name.removeprefix(PUBLIC) for name in names)
-    return {file: names for file, names in sorted(found.items()) if names}
+    for mutant in MUTANTS:
+        if mutant.name.startswith(PUBLIC):
+            found.setdefault(mutant.file, []).append(mutant.name.removeprefix(PUBLIC))
+    return dict(sorted(found.items()))
 
 
 def mistakes_list() -> str:
