@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from rows import ROWS, Setting
 
 import fedpage as fp
@@ -17,6 +19,15 @@ def compress(codec: Codec, round: int, client: int, v: list[float], field: int =
     draws = RoundDraws(0, round)
     keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
     return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
+
+
+def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Return the message of the InputError that a call raises, which must be one line."""
+    with pytest.raises(fp.InputError) as error:
+        call(*arguments, **options)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
 
 
 class PlainOracle:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -34,7 +33,6 @@ MISSING_LABEL = (
 MISSING_CELL = f'{MISSING_LABEL}, or "mean" to fill them in'
 MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row out"
 INFINITE = "inf is not a finite number; correct it"
-_FORMAT = "fedpage-encoding-1"
 _SPARSE_BELOW = 0.25
 """Features are sparse if less than this share of the first rows' entries is non-zero."""
 _BLOCK = 1 << 14
@@ -230,66 +228,11 @@ class Encoding:
         pairs = zip_longest(self.columns, other.columns)
         return next((str((a or b).name) for a, b in pairs if essence(a) != essence(b)), "")
 
-    def describe(self) -> dict[str, Any]:
-        """Return a summary in plain values: the numbers, the categories and what was done."""
-        categories = [c for c in self.columns if isinstance(c, CategoryColumn)]
-        fills = [getattr(c, "fill", None) for c in self.columns]
-        has_filled = any(c.has_missing for c in categories) or fills.count(None) < len(fills)
-        return {
-            "numbers": len(self.columns) - len(categories),
-            "categories": {c.name: len(c.values) for c in categories},
-            "features": len(self.feature_names),
-            "standardised": self.standardised,
-            "missing_filled": has_filled,
-            "dropped_rows": self.dropped_rows,
-            "label": self.label,
-            "client": self.client,
-            "left_out": list(self.left_out),
-        }
-
-    def to_json(self) -> str:
-        """Return the encoding as JSON, from which `from_json` makes an equal one."""
-        columns = [
-            {"kind": "category" if isinstance(c, CategoryColumn) else "number", **asdict(c)}
-            for c in self.columns
-        ]
-        return json.dumps({"format": _FORMAT, **asdict(self), "columns": columns})
-
-    @classmethod
-    def from_json(cls, text: str) -> Encoding:
-        """Make the encoding that `to_json` described.
-
-        Raises:
-            InputError: it is not such a description.
-        """
-        try:
-            content = json.loads(text)
-            if content.pop("format") != _FORMAT:
-                raise ValueError("its format is another one")
-            columns = tuple(_column_from(**column) for column in content.pop("columns"))
-            left_out = tuple(map(str, content.pop("left_out")))
-            return cls(columns, left_out=left_out, **content)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"not the JSON of an encoding ({error!r})") from None
-
     def __repr__(self) -> str:
         categories, features = len(self.text_columns), len(self.feature_names)
         columns = f"{len(self.columns) - categories} of numbers, {categories} of categories"
         end = "; standardised" if self.standardised else ""
         return f"Encoding(columns: {columns}; features: {features}{end})"
-
-
-def _column_from(kind: str, **fields: Any) -> EncodedColumn:
-    """Make a column from its JSON."""
-    if kind == "category":
-        return CategoryColumn(**{**fields, "values": tuple(map(str, fields["values"]))})
-    if kind != "number":
-        raise ValueError(f"a column of kind {short_repr(kind)}")
-    column = NumberColumn(**fields)
-    is_finite = all(map(math.isfinite, (column.mean, column.scale, column.fill or 0.0)))
-    if not is_finite or column.scale <= 0.0:
-        raise ValueError(f"mean, scale or fill of {short_repr(column.name)} is not a valid number")
-    return column
 
 
 def _fit_numbers(table: DataTable, name: str, standardise: bool, missing: str) -> NumberColumn:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import mmap
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import Vector
 from fedpage.data.dataset import is_missing
-from fedpage.data.files import check_file, compression, read_bytes
+from fedpage.data.files import check_file, read_bytes
 
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -277,8 +275,10 @@ class DelimitedReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.source = path, path.name
-        self._content = self._open()
+        self.source = path.name
+        self._content = read_bytes(path)
+        if b"\n" not in self._content:  # as Macs wrote lines long ago
+            self._content = self._content.replace(b"\r", b"\n")
         end = self._content.find(b"\n", 1 << 16)
         lines = list(io.StringIO(self._decode(self._content[: end if end >= 0 else None])))
         self._skipped = next((at for at, line in enumerate(lines) if line.strip()), -1)
@@ -322,21 +322,8 @@ class DelimitedReader:
         """Name a row by its line in the file."""
         return f"row {[line for line, cells in self._rows() if cells][row]}"
 
-    def _open(self) -> bytes | mmap.mmap:
-        """Return the content; a plain file is mapped into memory."""
-        if compression(self.path) or not os.path.isfile(self.path) or not self.path.stat().st_size:
-            content: bytes | mmap.mmap = read_bytes(self.path)
-        else:
-            check_file(self.path)
-            with self.path.open("rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if content.find(b"\n") < 0 and content.find(b"\r") >= 0:  # as Macs wrote lines long ago
-            return content[:].replace(b"\r", b"\n")
-        return content
-
-    def _decode(self, content: bytes | mmap.mmap) -> str:
+    def _decode(self, content: bytes) -> str:
         """Decode the content or its beginning."""
-        content = content[:]
         try:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -349,7 +336,7 @@ class DelimitedReader:
     def _scan(self, numeric: Collection[str] = (), **options: Any) -> pl.DataFrame:
         """Read all columns, some as numbers and the others as text."""
         return pl.read_csv(
-            self.path if isinstance(self._content, mmap.mmap) else self._content,
+            self._content,
             separator=self.delimiter,
             skip_lines=self._skipped,
             schema_overrides=[pl.Float64 if n in numeric else pl.String for n in self.names],
@@ -363,17 +350,9 @@ class DelimitedReader:
 
         polars refuses a row with too many cells, so counting the delimiters is enough.
         """
-        content, width = np.frombuffer(self._content, dtype=np.uint8), len(self.names)
-        count, is_quoted = 0, False
-        for start in range(0, len(content), 1 << 20):
-            block = content[start : start + (1 << 20)]
-            is_delimiter, is_quote = block == ord(self.delimiter), block == ord('"')
-            if is_quoted or is_quote.any():  # a delimiter after an odd number of quotes is quoted
-                is_quote[0] ^= is_quoted
-                inside = np.logical_xor.accumulate(is_quote)
-                is_quoted, is_delimiter = bool(inside[-1]), is_delimiter & ~inside
-            count += int(np.count_nonzero(is_delimiter))
-        return width > 1 and count == (width - 1) * (rows + 1)
+        unquoted = re.sub(rb'"[^"]*"', b"", self._content)
+        delimiters, width = unquoted.count(self.delimiter.encode()), len(self.names)
+        return width > 1 and delimiters == (width - 1) * (rows + 1)
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the line and the cells of each row below the names, no cells for a blank line."""

@@ -13,9 +13,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heapify, heapreplace
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,6 @@ from fedpage.data.partition import PARTITIONS, Partition, check_counts, equal_pa
 
 _ATTEMPTS = 50
 """How often a random partition is drawn before rows are moved."""
-_LARGEST = 2**28
-"""Entries of the largest sparse data set that is made dense: 2 GiB of numbers."""
-
-
-def _check_dirichlet(name: str, n: int, clients: int, alpha: float, seed: int, least: int) -> int:
-    """Check the arguments that all Dirichlet partitions share; return the number of clients."""
-    positive(name, "alpha", alpha)
-    check_seed(seed)
-    return check_counts(name, n, clients, least)
 
 
 def _number_labels(name: str, y: Any, *, allow_targets: bool = False) -> tuple[Ints, Ints]:
@@ -183,7 +174,9 @@ def dirichlet_hsu(y: Vector, clients: int, alpha: float, seed: int = 0) -> Parti
     """
     which, left = _number_labels("dirichlet_hsu", y)
     n = len(which)
-    clients = _check_dirichlet("dirichlet_hsu", n, clients, alpha, seed, 1)
+    positive("dirichlet_hsu", "alpha", alpha)
+    check_seed(seed)
+    clients = check_counts("dirichlet_hsu", n, clients)
     prior = left / n
     counts = np.zeros((len(left), clients), dtype=np.int64)
     for client in range(clients):
@@ -301,7 +294,9 @@ def _allocate(
     `draw(attempt, label, held)` returns the proportions (N,), where `held` (N,) are the rows that
     clients have of earlier labels. If _ATTEMPTS do not suffice, take the first and move rows.
     """
-    clients = _check_dirichlet(name, len(which), clients, alpha, seed, min_rows)
+    positive(name, "alpha", alpha)
+    check_seed(seed)
+    clients = check_counts(name, len(which), clients, min_rows)
     rows = np.bincount(which)
     for attempt in (*range(_ATTEMPTS), 0):
         counts, sizes = np.zeros((len(rows), clients), np.int64), np.zeros(clients, np.int64)
@@ -334,14 +329,12 @@ def _move_rows(owner: Ints, sizes: Ints, min_rows: int, seed: int) -> tuple[Ints
     """
     lacking = np.maximum(min_rows - sizes, 0)
     moved = int(lacking.sum())
-    # the largest clients are reduced to the last size at which they give enough rows
-    levels = range(int(sizes.max()) + 1)
-    level = -1 + bisect_right(
-        levels, -moved, lo=min_rows, key=lambda size: -np.maximum(sizes - size, 0).sum()
-    )
-    given = np.maximum(sizes - level, 0)
-    too_many = int(given.sum()) - moved
-    given[np.flatnonzero(given)[len(np.flatnonzero(given)) - too_many :]] -= 1
+    given, largest = np.zeros_like(sizes), [(-size, at) for at, size in enumerate(sizes.tolist())]
+    heapify(largest)
+    for _ in range(moved):
+        size, at = largest[0]
+        heapreplace(largest, (size + 1, at))
+        given[at] += 1
     order = np.lexsort((uniforms(seed, 42, size=len(owner)), owner))
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     result = owner.copy()
@@ -370,8 +363,7 @@ def shift_features(
         A dense data set with the same rows, labels and ids; its note says what was done.
 
     Raises:
-        InputError: a number is out of range, the partition does not fit, or sparse data is too
-            large to be made dense.
+        InputError: a number is out of range, or the partition does not fit.
     """
     at_least_zero("shift_features", "noise", noise)
     finite("shift_features", "rotate", rotate)
@@ -380,12 +372,6 @@ def shift_features(
         raise InputError(
             f"shift_features: partition {partition.name} is not of {data.name!r}, which has fewer "
             "rows"
-        )
-    if not data.is_dense and data.rows * data.features > _LARGEST:
-        raise InputError(
-            f"shift_features: {data.name!r} is sparse, and its {data.rows:,} x {data.features:,} "
-            f"entries would take {data.rows * data.features / 2**27:.0f} GiB as a dense array; "
-            "shift fewer rows, as in data[:10000], or fewer features"
         )
     from scipy.special import ndtri
 

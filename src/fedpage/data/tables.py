@@ -19,7 +19,9 @@ from fedpage.data.encoding import (
     MISSING_CELL,
     MISSING_IN_NEW_ROW,
     MISSING_LABEL,
+    CategoryColumn,
     Encoding,
+    NumberColumn,
     encode,
 )
 from fedpage.data.files import check_file, table_suffix
@@ -57,13 +59,6 @@ def load_table(path: Path, options: TableOptions, name: str | None = None) -> Da
 def open_table(path: Path) -> DelimitedReader | FrameReader:
     """Open a CSV, TSV or parquet file, which has `names` and reads columns."""
     return read_parquet(path) if table_suffix(path) == ".parquet" else DelimitedReader(path)
-
-
-def encode_file(path: Path, encoding: Encoding) -> Any:
-    """Encode the rows of a CSV, TSV or parquet file as `Encoding.transform` does."""
-    if table_suffix(path) in ("", ".npz"):
-        raise InputError(f"{path}: new rows are read from a .csv, .tsv or .parquet file")
-    return encoding.transform(open_table(path))
 
 
 def make_dataset(
@@ -149,14 +144,16 @@ def _choose_columns(
 
 def _note(encoding: Encoding) -> str:
     """Describe in a line what was done to the table."""
-    facts = encoding.describe()
-    dropped, categories = encoding.dropped_rows, facts["categories"]
+    categories = [c for c in encoding.columns if isinstance(c, CategoryColumn)]
+    numbers = [c for c in encoding.columns if isinstance(c, NumberColumn)]
+    is_filled = any(c.has_missing for c in categories) or any(c.fill is not None for c in numbers)
+    one_hot, dropped = short_list(repr(c.name) for c in categories), encoding.dropped_rows
     words = (
         f"label {encoding.label!r}",
         f"client ids {encoding.client!r}" if encoding.client else "",
-        f"one-hot: {short_list(map(repr, categories))}" if categories else "",
+        f"one-hot: {one_hot}" if categories else "",
         "numbers standardised" if encoding.standardised else "",
-        "missing values filled in" if facts["missing_filled"] else "",
+        "missing values filled in" if is_filled else "",
         f"{dropped:,} rows with missing values left out" if dropped else "",
         f"without {short_list(map(repr, encoding.left_out))}" if encoding.left_out else "",
     )

@@ -362,7 +362,5 @@ def hyper_words(method: AnyMethod) -> dict[str, str]:
     for key, field in dataclass_fields(type(method)).items():
         value = getattr(method, key)
         if value != field.default:
-            short = f"{value:g}" if isinstance(value, float) else str(value)
-            is_exact = not isinstance(value, float) or float(short) == value
-            found[key] = "all" if value is None else short if is_exact else str(value)
+            found[key] = "all" if value is None else str(value).removesuffix(".0")
     return found

@@ -21,8 +21,16 @@ from fedpage.methods.schedules import Schedule, schedules_of
 from fedpage.runs.config import drop_none
 from fedpage.runs.toml import flatten
 
-_OF_FUNCTIONS = ("problem.loss_digest", "problem.metrics_digest")
 _OF_CODECS = ("code.up", "code.down")
+_OWNERS = {
+    "code.up": "the codec",
+    "code.down": "the codec",
+    "code.client_optimizer": "client_optimizer",
+    "problem.loss_digest": "the loss",
+    "problem.metrics_digest": "a metric",
+    "stop.function": "the function `stop`",
+}
+"""The owner of the code that a value of a fingerprint is the digest of."""
 Code: TypeAlias = type | Schedule
 """A class that computes something, or a schedule, which may hold a function."""
 
@@ -130,17 +138,13 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     if not changed:
         return
     first = changed[0]
-    is_other_stop = first == "stop.function" and first in old and first in new
-    if first.startswith("code.") or first in _OF_FUNCTIONS or is_other_stop:
+    if first.startswith("code.") or (first in _OWNERS and first in old and first in new):
         role = first.rpartition(".")[2]
-        owners = {"method": new.get("method.name", "the method"), "loss_digest": "the loss"}
-        owners["metrics_digest"] = "a metric"
-        owners |= {"up": "the codec", "down": "the codec", "client_optimizer": role}
-        owners |= {"function": "the function `stop`"}
         other = f"the schedule of {role}" if f"method.{role}" in new else "the problem"
+        owner = new.get("method.name") if role == "method" else _OWNERS.get(first, other)
         raise InputError(
-            f"{source}: cannot resume: the code of {owners.get(role, other)} has changed since the "
-            "run began; begin a new run"
+            f"{source}: cannot resume: the code of {owner} has changed since the run began; "
+            "begin a new run"
         )
     more = f" (and {', '.join(changed[1:4])})" if len(changed) > 1 else ""
     raise InputError(
