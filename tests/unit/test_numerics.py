@@ -597,9 +597,10 @@ def test_plots_of_exact_zeros(tmp_path):
 def test_reports_of_exact_zeros(tmp_path):
     for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
         lines = summary.summarise(runs, "1e-2,hold=0")
-        assert {line.value for line in lines} == {0.0}
-        assert [line.cells()[2] for line in lines] == ["0"] * len(lines)
-        assert {line.cells()[4] for line in lines} == {"0" if name == "zero" else "1"}
+        assert {line["value"] for line in lines} == {0.0}
+        cells = [[str(cell) for cell in row] for row in summary.table(lines).rows]
+        assert [row[2] for row in cells] == ["0"] * len(lines)
+        assert {row[4] for row in cells} == {"0" if name == "zero" else "1"}
         text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
         assert "NaN" not in re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
 

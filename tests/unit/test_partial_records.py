@@ -15,7 +15,7 @@ from fedpage.core.metrics import METRICS
 from fedpage.core.types import StopReason
 from fedpage.engine.stopping import Watch
 from fedpage.problems import OBJECTIVES
-from fedpage.report.panel import diverged_note, quantile_band
+from fedpage.report.bands import diverged_note, quantile_band
 from fedpage.report.summary import summarise
 
 PARTIAL = {"measured_clients": 7}
@@ -62,7 +62,7 @@ def test_plots_have_gaps_and_say_so(history):
 
 def test_tables_show_the_newest_complete_record(history):
     [row] = summarise([history], "loss:0.7,hold=0")
-    assert (row.value, row.loss, row.rounds) == (0.6, 0.6, 20)
+    assert (row["value"], row["loss"], row["rounds"]) == (0.6, 0.6, 20)
 
 
 def test_targets_and_patience_wait_for_all_clients():

@@ -455,12 +455,12 @@ def test_the_picture_has_a_panel_for_each_axis(problem, tmp_path):
     found = fp.tune(
         problem, fp.FedPAGE(S=5), target=0.04, search=search, rounds=300, seeds=1, held_out_seeds=1
     )
-    assert search_panels(found, tmp_path / "a.png").stat().st_size > 10_000
+    assert search_panels(found.points, tmp_path / "a.png").stat().st_size > 10_000
     none = fp.tune(
         problem, fp.PAGE(S=5), target=1e-9, search={"eta_g": [0.1, 0.2]}, rounds=20, seeds=1,
         held_out_seeds=1,
     )  # fmt: skip
-    assert search_panels(none, tmp_path / "b.png").stat().st_size > 3000
+    assert search_panels(none.points, tmp_path / "b.png").stat().st_size > 3000
 
 
 # The command line

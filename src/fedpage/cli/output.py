@@ -147,8 +147,7 @@ def print_summary(
     from fedpage.report import summary
 
     rows = summary.summarise(runs, target, cost)
-    columns = summary.needed(rows, target.column, cost)
-    table = summary.table(rows, target.column, cost, bold=bold, columns=columns)
+    table = summary.table(rows, target.column, cost, bold=bold)
     seeds = len({run.meta.get("seed") for run in runs})
     medians = f", medians over {seeds} seeds" if seeds > 1 else ""
     headings = summary.headings(target.column, cost)

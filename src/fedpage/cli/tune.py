@@ -141,7 +141,8 @@ def tune(
             store=out / "trials.jsonl", progress=progress, budget=budget, devices=devices,
         )  # fmt: skip
     _print_result(found, [*given, *entry.preset])
-    print(f"Picture: {search_panels(found, out / 'search.png')}")
+    about = f"{found.name}, {found.goal}"
+    print(f"Picture: {search_panels(found.points, out / 'search.png', about)}")
     winner = found.recommended
     settings = RunConfig(
         rounds=2 * winner.rounds, record_every=every, target=run.target, devices=run.devices,
@@ -153,7 +154,7 @@ def tune(
         from fedpage.studies.tuning_page import write_page
 
         title = f"{found.name} tuned on {objective.data.name}, {objective.N:,} clients"
-        picture = search_panels(found, out / "search.svg")
+        picture = search_panels(found.points, out / "search.svg", about)
         print(f"Report: {write_page(found, report, title, command, picture)}")
     return {
         "goal": found.goal,

@@ -75,13 +75,8 @@ def write_report(
         data = runs[0].meta.get("problem", {}).get("data", "")
         names = ", ".join(dict.fromkeys(run.label for run in runs)) if len(runs) < 9 else "Runs"
         title = f"{names} on {data}" if data else names
-    return write_runs(
-        [run for group in by_method(runs).values() for run in group],
-        Path(path),
-        title=title,
-        target=Target.parse(target),
-        cost=cost,
-    )
+    ordered = [run for group in by_method(runs).values() for run in group]
+    return write_runs(ordered, Path(path), title=title, target=target, cost=cost)
 
 
 class Report(ModuleType):

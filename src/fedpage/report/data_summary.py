@@ -18,10 +18,7 @@ _BAR = 40
 
 
 def summarise_data(data: Dataset) -> list[tuple[str, str]]:
-    """Describe a data set: rows, features, and the labels with their counts.
-
-    Returns:
-        Pairs of a heading and a text.
+    """Describe a data set as headings and texts: rows, features, and the labels with their counts.
 
     >>> summarise_data(Dataset.from_arrays([[1.0], [2.0]], ["no", "yes"]))[1:]
     [('rows', '2'), ('features', '1, dense'), ('labels', 'no: 1 (50.0%), yes: 1 (50.0%)')]
@@ -33,29 +30,23 @@ def summarise_data(data: Dataset) -> list[tuple[str, str]]:
         ("rows", f"{data.rows:,}"),
         ("features", f"{data.features:,}, {stored}"),
     ]
-    whole = equal_parts(np.arange(data.rows, dtype=np.int64), 1, "all rows")
-    counted = count_labels(data, whole)
+    every_row = equal_parts(np.arange(data.rows, dtype=np.int64), 1, "all rows")
+    counted = count_labels(data, every_row)
     if counted is None:
         low, middle, high = np.quantile(data.y, (0, 0.5, 1))
-        lines.append(("targets", f"{low:g} to {high:g}, median {middle:g}"))
-    else:
-        labels, counts = counted[0], counted[1][:, 0]
-        words = [
-            f"{label}: {count:,} ({count / data.rows:.1%})"
-            for label, count in zip(labels, counts, strict=True)
-        ]
-        if len(words) > _MOST_LABELS:
-            words[_MOST_LABELS:] = [f"and {len(words) - _MOST_LABELS} more"]
-        lines.append(("labels", ", ".join(words)))
-    return lines
+        return [*lines, ("targets", f"{low:g} to {high:g}, median {middle:g}")]
+    labels, counts = counted
+    words = [
+        f"{label}: {count:,} ({count / data.rows:.1%})"
+        for label, count in zip(labels, counts[:, 0], strict=True)
+    ]
+    if len(words) > _MOST_LABELS:
+        words[_MOST_LABELS:] = [f"and {len(words) - _MOST_LABELS} more"]
+    return [*lines, ("labels", ", ".join(words))]
 
 
 def summarise_partition(data: Dataset, partition: Partition) -> list[tuple[str, str]]:
-    """Describe a partition: its clients, their sizes, and how much their labels differ.
-
-    Returns:
-        Pairs of a heading and a text.
-    """
+    """Describe a partition as headings and texts: clients, their sizes, how their labels differ."""
     sizes = partition.sizes
     lines = [
         ("partition", partition.name),
@@ -81,11 +72,7 @@ def _range(values: Ints) -> str:
 
 
 def client_table(data: Dataset, partition: Partition) -> tuple[list[str], list[list[str]]]:
-    """List the clients: their ids or numbers, rows, and rows of each label.
-
-    Returns:
-        The headings, and a list of cells for each client.
-    """
+    """List the clients as headings and cells: ids or numbers, rows, and rows of each label."""
     counted = count_labels(data, partition)
     names = partition.ids or tuple(range(partition.N))
     headings = ["client", "rows"]
@@ -108,7 +95,7 @@ def size_histogram(sizes: Ints, bins: int = 8) -> list[tuple[str, int, str]]:
 
     Args:
         sizes: (N,) rows of each client.
-        bins: the largest number of classes.
+        bins: The largest number of classes.
 
     Returns:
         For each class its range, the number of clients, and a bar of at most 40 characters.
@@ -119,12 +106,8 @@ def size_histogram(sizes: Ints, bins: int = 8) -> list[tuple[str, int, str]]:
     3 1 ##############
     """
     low, high = int(sizes.min()), int(sizes.max())
-    bins = min(bins, high - low + 1)
-    edges = (
-        np.geomspace(low, high + 1, bins + 1)
-        if high > 20 * low
-        else np.linspace(low, high + 1, bins + 1)
-    )
+    space = np.geomspace if high > 20 * low else np.linspace
+    edges = space(low, high + 1, min(bins, high - low + 1) + 1)
     edges = np.unique(np.ceil(edges - 1e-9).astype(np.int64))
     counts = np.histogram(sizes, edges)[0]
     lengths = np.ceil(counts / counts.max() * _BAR).astype(np.int64)
@@ -132,7 +115,5 @@ def size_histogram(sizes: Ints, bins: int = 8) -> list[tuple[str, int, str]]:
         f"{first:,}" if first == last - 1 else f"{first:,} to {last - 1:,}"
         for first, last in pairwise(edges.tolist())
     ]
-    return [
-        (name, int(count), "#" * int(length))
-        for name, count, length in zip(names, counts, lengths, strict=True)
-    ]
+    bars = ["#" * length for length in lengths.tolist()]
+    return list(zip(names, counts.tolist(), bars, strict=True))

@@ -12,7 +12,6 @@ from fedpage.core.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TEX = ("xelatex", "lualatex", "pdflatex")
 _SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType: many journals refuse matplotlib's default, Type 3
     "ps.fonttype": 42,
@@ -20,25 +19,16 @@ _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "fedpage",  # ids of elements would be random
     "pgf.rcfonts": False,  # the document's fonts
 }
-_NO_DATE: dict[str, dict[str, Any]] = {
-    ".pdf": {"metadata": {"CreationDate": None}},
-    ".svg": {"metadata": {"Date": None}},
-}
+_NO_DATE: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 def find_tex() -> str | None:
     """Return the TeX program that measures text for PGF files, or None if there is none."""
-    return next((name for name in _TEX if which(name)), None)
+    return next((name for name in ("xelatex", "lualatex", "pdflatex") if which(name)), None)
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
     """Refuse a file that `write_figure` could not write, before any run is made for it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The path.
 
     Raises:
         InputError: The suffix is unknown, or it is .pgf and there is no TeX.
@@ -83,7 +73,7 @@ def write_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 300) -
     tex = {"pgf.texsystem": find_tex()} if suffix == ".pgf" else {}
     with rc_context(_SETTINGS | tex):
         try:
-            figure.savefig(path, dpi=dpi, **_NO_DATE.get(suffix, {}))
+            figure.savefig(path, dpi=dpi, metadata=_NO_DATE.get(suffix))
         except (RuntimeError, SubprocessError, OSError) as error:
             if suffix != ".pgf":
                 raise

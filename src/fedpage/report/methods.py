@@ -32,22 +32,25 @@ _REPLIES = {2: np.ones(2), 1: np.full(1, 100.0)}
 
 
 class Parts(NamedTuple):
-    """The fields of a message, reply or client state."""
+    """The fields of a message, reply or client state: those of vectors and those of a number."""
 
     vectors: tuple[str, ...]
     numbers: tuple[str, ...]
-    """Fields that hold one number."""
+
+    @classmethod
+    def of(cls, type_: type) -> Parts:
+        """Return the fields of a NamedTuple of vectors and numbers."""
+        sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
+        pairs = list(zip(field_names(type_), sizes, strict=True))
+        return cls(
+            tuple(name for name, size in pairs if size == 2),
+            tuple(name for name, size in pairs if size == 1),
+        )
 
     @property
     def names(self) -> str:
         """All fields, such as "x, c"."""
         return ", ".join((*self.vectors, *self.numbers))
-
-    @property
-    def size(self) -> str:
-        """How much it is, such as "2 vectors and a number"."""
-        words = [_count(len(self.vectors), "vector"), _count(len(self.numbers), "number")]
-        return " and ".join(word for word in words if word) or "nothing"
 
 
 class Exchange(NamedTuple):
@@ -71,16 +74,6 @@ class Exchange(NamedTuple):
         return f"{len(self.down.vectors)}/{len(self.up.vectors)}"
 
 
-def parts_of(type_: type) -> Parts:
-    """Return the fields of a NamedTuple of vectors and numbers."""
-    sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
-    pairs = list(zip(field_names(type_), sizes, strict=True))
-    return Parts(
-        tuple(name for name, size in pairs if size == 2),
-        tuple(name for name, size in pairs if size == 1),
-    )
-
-
 def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
     """List what a method exchanges with its clients.
 
@@ -92,30 +85,25 @@ def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
     compressible: Compressible = {}
     if has_codec(entry, "up"):
         compressible = getattr(entry(), "compressible", {})
-    used = messages if every else _used_messages(entry, messages)
     return [
         Exchange(
-            message, parts_of(message), parts_of(messages[message]),
+            message, Parts.of(message), Parts.of(messages[message]),
             tuple(compressible.get(message, ())),
         )
-        for message in used
+        for message in (messages if every else _used_messages(entry, messages))
     ]  # fmt: skip
 
 
 def _used_messages(entry: MethodEntry, messages: dict[type, type]) -> list[type]:
     """Find the messages that the defaults send, without a codec and with one."""
+    codecs = [codec for codec in _PROBES if has_codec(entry, "up") and _accepts(entry, codec)]
     seen: set[type] = set()
     try:
-        for method in _usual_variants(entry):
+        for method in (entry(), *(entry(up=codec) for codec in codecs)):
             seen |= _replay(method, messages)
     except (ArithmeticError, InputError, LookupError, TypeError, ValueError):
         return list(messages)  # its defaults do not run as they are
     return [message for message in messages if message in seen]
-
-
-def _usual_variants(entry: MethodEntry) -> list[AnyMethod]:
-    codecs = [codec for codec in _PROBES if has_codec(entry, "up") and _accepts(entry, codec)]
-    return [entry(), *(entry(up=codec) for codec in codecs)]
 
 
 def _replay(method: AnyMethod, messages: dict[type, type]) -> set[type]:
@@ -165,7 +153,7 @@ def _accepts(entry: MethodEntry, codec: str) -> bool:
 def kept(entry: MethodEntry) -> str:
     """Return the vectors that a client keeps between rounds, such as "delta, y", or "-"."""
     state = entry.cls.client_state
-    return "-" if state is None else parts_of(state).names  # type: ignore[arg-type]
+    return "-" if state is None else Parts.of(state).names  # type: ignore[arg-type]
 
 
 def first_sentence(documented: type | None) -> str:
@@ -191,11 +179,12 @@ def purpose(entry: MethodEntry) -> str:
 
 def defaults(entry: MethodEntry) -> dict[str, str]:
     """Return the defaults of the hyper-parameters that can be set, as words."""
-    unset = {each.name for each in fields(entry.cls) if each.default is MISSING}
-    return {
-        name: "required" if name in unset else _word(value)
+    words = {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
         for name, value in entry.hyper_parameters.items()
     }
+    unset = {each.name for each in fields(entry.cls) if each.default is MISSING}
+    return words | dict.fromkeys(unset & set(words), "required")
 
 
 def scheduled(entry: MethodEntry) -> list[str]:
@@ -210,16 +199,6 @@ def scheduled(entry: MethodEntry) -> list[str]:
                 continue
             found.append(name)
     return found
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 0:
-        return ""
-    return f"a {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def by_group() -> dict[str, dict[str, MethodEntry]]:
@@ -240,28 +219,24 @@ def markdown() -> str:
         for name, entry in entries.items():
             if not entry.preset:
                 presets = [other for other, e in entries.items() if e.preset and e.cls is entry.cls]
-                lines.append(_markdown_row([name, *presets], entry))
+                cells = _describe_row([name, *presets], entry)
+                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_row(names: list[str], entry: MethodEntry) -> str:
+def _describe_row(names: list[str], entry: MethodEntry) -> tuple[str, ...]:
     pairs = {(each.down.names, each.up.names): each.vectors for each in exchanges(entry)}
     sent = "; ".join(
         f"`{down or 'nothing'}` → `{up or 'nothing'}` ({vectors})"
         for (down, up), vectors in pairs.items()
     )
-    state = entry.cls.client_state
-    keeps = "nothing" if state is None else _small(first_sentence(state))  # type: ignore[arg-type]
+    keeps = "nothing"
+    if entry.cls.client_state is not None:
+        keeps = first_sentence(entry.cls.client_state)  # type: ignore[arg-type]
+        word = keeps.split(" ")[0]
+        if word.isalpha() and not word.isupper():  # no symbol such as Delta_i
+            keeps = keeps[0].lower() + keeps[1:]
     words = ", ".join(f"`{name}`" for name in names)
-    cells = (
-        f"[{entry.label}](methods/{entry.page}.md) {words}", entry.cls.paper, sent, keeps,
-        codecs_of(entry), entry.assumes or "-",
-    )  # fmt: skip
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _small(text: str) -> str:
-    """Begin with a small letter, unless the first word is a symbol such as Delta_i."""
-    first = text.split(" ")[0]
-    return text if not first.isalpha() or first.isupper() else text[0].lower() + text[1:]
+    link = f"[{entry.label}](methods/{entry.page}.md) {words}"
+    return (link, entry.cls.paper, sent, keeps, codecs_of(entry), entry.assumes or "-")

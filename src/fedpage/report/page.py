@@ -13,10 +13,10 @@ import io
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,50 +25,26 @@ from fedpage.core.display import format_number
 from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Vector
 from fedpage.report import summary
-from fedpage.report.panel import diverged_note, find_direction, quantile_band, use_log_axis
+from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
 from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
-from fedpage.report.style import Style, assign_styles
-from fedpage.report.summary import format_bytes
+from fedpage.report.style import assign_styles
 from fedpage.report.tables import Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
-from fedpage.runs.history_file import EventRow
 
 _POINTS = 120
 """Points of a curve in the page; more would not be seen."""
 _SEED_CURVES = 100
 """The most runs whose own curves the page holds; 100 of them take about 1 MB."""
-_QUARTILES = (0.25, 0.75)
-
-Json = Mapping[str, "Json"] | Sequence["Json"] | str | float | int | bool | None
-"""The page's data."""
 _METRICS = 4
 """The most metrics in the list of runs; a run's own page draws all of them."""
 
 
-def write(
-    path: Path,
-    *,
-    title: str,
-    figures: Sequence[FigureRuns],
-    settings: Mapping[str, object],
-    columns: Sequence[str] = ("grad_norm", "loss"),
-    axes: Sequence[str] = AXES,
-    claims: Sequence[object] = (),
-    tables: Sequence[Table] = (),
-    note: str = "",
-    picture: Path | None = None,
-    command: str = "",
-    command_note: str = "To repeat it:",
-    target: Target | None = None,
-    runs: Sequence[History] = (),
-    run_links: Sequence[str] = (),
-    home: str = "",
-) -> Path:
-    """Write a page of figures.
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The content of a report.
 
-    Args:
-        path: The HTML file.
+    Attributes:
         title: The page's title.
         figures: Runs to draw. A figure without a title has the heading "Curves", and the page's
             title in files.
@@ -85,51 +61,170 @@ def write(
         runs: Runs to list one by one, with their ends, events and settings.
         run_links: A page for each of `runs`, relative to this one. Without them this page has the
             details of each run.
-        home: A page that this one belongs to.
-
-    Returns:
-        The path.
+        home: The address of a page that this one belongs to, relative to this one.
     """
-    from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
-    )
-    folder = files("fedpage.report")
-    named = [replace(figure, title=figure.title or title) for figure in figures]
-    content = _page_data(named, columns, axes, target)
-    data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    scripts = (
-        folder.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "page.js")
-    )
-    html: str = environment.get_template("page.html").render(
-        title=title,
-        note=note,
-        tables=tables,
-        picture="" if picture is None else _embed_picture(picture),
-        command=command,
-        command_note=command_note,
-        home=home,
-        runs=_run_entries(runs, run_links),
-        run_head=_run_headings(runs),
-        has_seeds=_has_seeds(figures) and _count_runs(figures) <= _SEED_CURVES,
-        claims=claims,
-        axes=axes,
-        values=columns,
-        columns={name: describe_column(name) for name in (*axes, *columns)},
-        figures=[
-            replace(_figure_view(figure, columns[0], not home), title=given.title or "Curves")
-            for figure, given in zip(named, figures, strict=True)
-        ],
-        settings=json.dumps(settings, indent=2, ensure_ascii=False, default=str),
-        data=Markup(data.replace("<", "\\u003c")),
-        style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
-        script=Markup("\n".join(scripts)),
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html, encoding="utf-8")
-    return path
+    title: str
+    figures: Sequence[FigureRuns]
+    settings: Mapping[str, object]
+    columns: Sequence[str] = ("grad_norm", "loss")
+    axes: Sequence[str] = AXES
+    claims: Sequence[object] = ()
+    tables: Sequence[Table] = ()
+    note: str = ""
+    picture: Path | None = None
+    command: str = ""
+    command_note: str = "To repeat it:"
+    target: Target | None = None
+    runs: Sequence[History] = ()
+    run_links: Sequence[str] = ()
+    home: str = ""
+
+    def write(self, path: Path) -> Path:
+        """Write the page as an HTML file, and return its path."""
+        from jinja2 import Environment, PackageLoader
+        from markupsafe import Markup
+
+        environment = Environment(
+            loader=PackageLoader("fedpage", "report"), autoescape=True, trim_blocks=True
+        )
+        data = self._data()
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+        curves = [c for f in data["figures"] for panel in f["panels"] for c in panel["curves"]]
+        html: str = environment.get_template("page.html").render(
+            page=self,
+            data=data,
+            json=Markup(text.replace("<", "\\u003c")),
+            has_seeds=any(curve["runs"] for curve in curves),
+            stills=[] if self.home else [Markup(self._draw_still(each)) for each in self.figures],
+            picture="" if self.picture is None else _embed_picture(self.picture),
+            metrics=[describe_column(name).label for name in self._metrics],
+            runs=list(self._list_runs()),
+            settings=_dump(self.settings),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(html, encoding="utf-8")
+        return path
+
+    def _data(self) -> dict[str, Any]:
+        """Collect what the template shows of figures and what the page's script draws."""
+        groups = [runs for f in self.figures for p in f.panels for runs in p.curves.values()]
+        has_seeds = sum(map(len, groups)) <= _SEED_CURVES
+        target = self.target
+        return {
+            "target": target and {"column": target.column, "value": target.value},
+            "columns": {n: asdict(describe_column(n)) for n in (*self.axes, *self.columns)},
+            "figures": [self._figure_data(figure, has_seeds=has_seeds) for figure in self.figures],
+        }
+
+    def _figure_data(self, figure: FigureRuns, *, has_seeds: bool) -> dict[str, Any]:
+        styles = {label: asdict(style) for label, style in assign_styles(figure.labels).items()}
+        legend, caption = [], ""
+        for label, style in styles.items():
+            groups = [panel.curves.get(label, ()) for panel in figure.panels]
+            note = diverged_note([run for group in groups for run in group])
+            legend.append({"label": label, "note": note, **style})
+            if any(len(group) > 1 for group in groups):
+                caption = "Lines are medians over seeds and bands are quartiles."
+        return {
+            "name": figure.name,
+            "title": figure.title or self.title,
+            "heading": figure.title or "Curves",
+            "note": figure.note,
+            "caption": caption,
+            "columns": figure.columns,
+            "legend": legend,
+            "panels": [
+                self._panel_data(panel, styles, has_seeds=has_seeds) for panel in figure.panels
+            ],
+        }
+
+    def _panel_data(
+        self, panel: PanelRuns, styles: Mapping[str, Mapping[str, object]], *, has_seeds: bool
+    ) -> dict[str, Any]:
+        curves: list[dict[str, Any]] = []
+        medians: dict[str, list[Vector]] = {y: [] for y in self.columns}
+        for label, runs in panel.curves.items():
+            if not runs:
+                continue
+            costs: dict[str, Any] = {}
+            values: dict[str, dict[str, Any]] = {y: {} for y in self.columns}
+            for x in self.axes:
+                for y in self.columns:
+                    grid, band = quantile_band(runs, x, y, (0.25, 0.75))
+                    keep = _choose_points(len(grid))
+                    low, middle, high = band[:, keep]
+                    costs[x] = _numbers(grid[keep])
+                    edges = {"low": _numbers(low), "high": _numbers(high)} if len(runs) > 1 else {}
+                    values[y][x] = {"middle": _numbers(middle)} | edges
+                    medians[y].append(middle[np.isfinite(middle)])
+            curves.append(
+                {
+                    "label": label,
+                    **styles[label],
+                    "costs": costs,
+                    "values": values,
+                    "reached": {x: self._cost_to_target(runs, x) for x in self.axes},
+                    "runs": [self._run_data(r) for r in runs if has_seeds and len(runs) > 1],
+                }
+            )
+        every = [run for runs in panel.curves.values() for run in runs]
+        log = {y: use_log_axis(find_direction(every, y), medians[y]) for y in self.columns}
+        return {"title": panel.title, "log": log, "curves": curves}
+
+    def _run_data(self, run: History) -> dict[str, Any]:
+        """Return a run's own curves, at no more records than can be seen."""
+        keep = _choose_points(len(run.rows))
+        return {
+            "costs": {x: _numbers(run.cost(x)[keep]) for x in self.axes},
+            "values": {y: _numbers(run.measured_by_all(y)[keep]) for y in self.columns},
+        }
+
+    def _cost_to_target(self, runs: Sequence[History], x: str) -> float | None:
+        """Return the median cost to the target; None if there is none or half did not reach it."""
+        target = self.target
+        if target is None or find_direction(runs, target.column) is None:
+            return None
+        return _numbers(np.median([run.cost_to(target, x) for run in runs], keepdims=True))[0]
+
+    @property
+    def _metrics(self) -> list[str]:
+        """The first recorded columns that are not costs, for the list of runs."""
+        names = dict.fromkeys(name for run in self.runs for name in run.columns)
+        return [n for n in names if n not in COLUMNS or not COLUMNS[n].is_cost][:_METRICS]
+
+    def _list_runs(self) -> Iterator[dict[str, Any]]:
+        """Describe each run: its label in the legend, seed, last values, end, events, settings."""
+        labels = {id(run): label for label, group in by_method(self.runs).items() for run in group}
+        links = self.run_links or [""] * len(self.runs)
+        for run, link in zip(self.runs, links, strict=True):
+            values = [run.last(name) if name in run.columns else None for name in self._metrics]
+            has_bytes = "bytes_up" in run.columns
+            yield {
+                "label": labels[id(run)],
+                "seed": run.meta.get("seed", ""),
+                "cells": [
+                    *map(format_number, (run.last("round"), *values)),
+                    summary.format_bytes(run.last("bytes")) if has_bytes else "",
+                ],
+                "end": run.stop_text or "not ended",
+                "events": run.events,
+                "settings": _dump(run.meta),
+                "link": link,
+            }
+
+    def _draw_still(self, figure: FigureRuns) -> str:
+        """Draw the figure against rounds as an SVG element whose text is text."""
+        from matplotlib import rc_context
+
+        stream = io.StringIO()
+        drawn = draw_figure(
+            replace(figure, title=figure.title or self.title), "round", self.columns[0]
+        )
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": figure.name}):
+            drawn.savefig(stream, format="svg", metadata={"Date": None})
+        text = stream.getvalue()
+        return text[text.index("<svg") :]
 
 
 def write_runs(
@@ -139,9 +234,7 @@ def write_runs(
     title: str,
     target: TargetLike,
     cost: str | Cost = "bytes",
-    picture: Path | None = None,
     command: str = "",
-    command_note: str = "To repeat it:",
     folders: Sequence[Path] = (),
     home: Path | None = None,
     bold: Collection[str] = (),
@@ -156,9 +249,7 @@ def write_runs(
         target: What is to be reached and held.
         cost: The cost of the comparison: a column, or a sum such as "up+0.1*down". Other than
             "bytes" it is the horizontal axis that is shown at first.
-        picture: A PNG or SVG file to show before the plot.
-        command: A command line to show.
-        command_note: The line above the command.
+        command: A command line that repeats the runs.
         folders: The directories of the runs. A page about each run is written there, and linked.
         home: A page to link back to.
         bold: The methods whose cost is bold.
@@ -167,45 +258,42 @@ def write_runs(
     Returns:
         The path.
     """
-    target = Target.parse(target)
-    links = [os.path.relpath(folder / "report.html", path.parent) for folder in folders]
+    target, cost = Target.parse(target), Cost.parse(cost)
     for run, folder in zip(runs, folders, strict=bool(folders)):
-        write_runs(
-            [run], folder / "report.html", title=f"{run.label}, seed {run.meta.get('seed', '')}",
-            target=target, cost=cost, home=path,
-        )  # fmt: skip
+        own = f"{run.label}, seed {run.meta.get('seed', '')}"
+        write_runs([run], folder / "report.html", title=own, target=target, cost=cost, home=path)
+
+    def link(other: Path) -> str:
+        return Path(os.path.relpath(other, path.parent)).as_posix()
+
     groups = by_method(runs)
     about = runs[0].meta
-    cost, axes = Cost.parse(cost), list_axes(run.columns for run in runs)
-    results = summary.summarise(runs, target, cost)
-    table = summary.table(results, target.column, cost, bold=bold)
+    table = summary.table(summary.summarise(runs, target, cost), target.column, cost, bold=bold)
     medians = "Medians over seeds. " if len(runs) > len(groups) else ""
     note = f"{medians}{summary.explain_target(target)}"
-    settings = {
-        "problem": about.get("problem", {}),
-        "rounds": about.get("rounds"),
-        "seeds": sorted({int(run.meta.get("seed", 0)) for run in runs}),
-        "versions": about.get("versions", {}),
-        "methods": [group[0].meta.get("method") for group in groups.values()],
-    }
     data_note = about.get("problem", {}).get("data_note", "")
-    return write(
-        path,
+    first = () if cost.name == "bytes" else (cost.name,)
+    page = Page(
         title=title,
         figures=[FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
-        settings=settings,
+        settings={
+            "problem": about.get("problem", {}),
+            "rounds": about.get("rounds"),
+            "seeds": sorted({int(run.meta.get("seed", 0)) for run in runs}),
+            "versions": about.get("versions", {}),
+            "methods": [group[0].meta.get("method") for group in groups.values()],
+        },
         columns=value_columns(runs, target.column),
-        axes=axes if cost.name == "bytes" else list(dict.fromkeys((cost.name, *axes))),
+        axes=list(dict.fromkeys((*first, *list_axes(run.columns for run in runs)))),
         tables=[replace(table, notes=(note, *table.notes), details=tuple(sentences))],
         note=f"Data: {data_note}." if data_note else "",
-        picture=picture,
         command=command,
-        command_note=command_note,
         target=target,
         runs=runs,
-        run_links=[Path(link).as_posix() for link in links],
-        home="" if home is None else Path(os.path.relpath(home, path.parent)).as_posix(),
+        run_links=[link(folder / "report.html") for folder in folders],
+        home="" if home is None else link(home),
     )
+    return page.write(path)
 
 
 def value_columns(runs: Sequence[History], first: str) -> list[str]:
@@ -216,176 +304,9 @@ def value_columns(runs: Sequence[History], first: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in shared - costs]
 
 
-@dataclass(frozen=True)
-class _LegendEntry:
-    label: str
-    note: str
-    style: Style
-
-    @property
-    def dash(self) -> str:
-        return " ".join(f"{2 * length:g}" for length in self.style.dash)
-
-
-@dataclass(frozen=True)
-class _FigureView:
-    """What the template reads of a figure."""
-
-    name: str
-    title: str
-    note: str
-    columns: int
-    panels: tuple[PanelRuns, ...]
-    legend: list[_LegendEntry]
-    svg: str
-    caption: str
-
-
-def _figure_view(figure: FigureRuns, y: str, is_static: bool) -> _FigureView:
-    from markupsafe import Markup
-
-    styles = assign_styles(figure.labels)
-    legend = [
-        _LegendEntry(
-            label,
-            diverged_note([run for panel in figure.panels for run in panel.curves.get(label, ())]),
-            styles[label],
-        )
-        for label in figure.labels
-    ]
-    return _FigureView(
-        figure.name, figure.title, figure.note, figure.columns, figure.panels, legend,
-        Markup(_draw_svg(figure, y)) if is_static else "",
-        "Lines are medians over seeds and bands are quartiles." if _has_seeds([figure]) else "",
-    )  # fmt: skip
-
-
-def _draw_svg(figure: FigureRuns, y: str) -> str:
-    """Draw the figure against rounds as an SVG element whose text is text."""
-    from matplotlib import rc_context
-
-    stream = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": figure.name}):
-        draw_figure(figure, "round", y).savefig(stream, format="svg", metadata={"Date": None})
-    text = stream.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _embed_picture(path: Path) -> str:
-    kind = "svg+xml" if path.suffix == ".svg" else "png"
-    return f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")
-
-
-def _has_seeds(figures: Sequence[FigureRuns]) -> bool:
-    """Return whether a curve stands for several runs."""
-    return any(
-        len(runs) > 1 for figure in figures for panel in figure.panels
-        for runs in panel.curves.values()
-    )  # fmt: skip
-
-
-def _count_runs(figures: Sequence[FigureRuns]) -> int:
-    return sum(len(runs) for f in figures for p in f.panels for runs in p.curves.values())
-
-
-def _page_data(
-    figures: Sequence[FigureRuns],
-    columns: Sequence[str],
-    axes: Sequence[str],
-    target: Target | None,
-) -> Json:
-    """Collect what the page's script draws."""
-    has_seeds = _count_runs(figures) <= _SEED_CURVES
-    return {
-        "target": None if target is None else {"column": target.column, "value": target.value},
-        "columns": {name: asdict(describe_column(name)) for name in (*axes, *columns)},
-        "figures": [
-            {
-                "name": figure.name,
-                "title": figure.title,
-                "columns": figure.columns,
-                "legend": [
-                    {"label": label, **asdict(style)}
-                    for label, style in assign_styles(figure.labels).items()
-                ],
-                "panels": [
-                    _panel_data(
-                        panel,
-                        assign_styles(figure.labels),
-                        columns,
-                        axes,
-                        target,
-                        has_seeds=has_seeds,
-                    )
-                    for panel in figure.panels
-                ],
-            }
-            for figure in figures
-        ],
-    }
-
-
-def _panel_data(
-    panel: PanelRuns,
-    styles: Mapping[str, Style],
-    columns: Sequence[str],
-    axes: Sequence[str],
-    target: Target | None,
-    *,
-    has_seeds: bool,
-) -> Json:
-    curves: list[Json] = []
-    medians: dict[str, list[Vector]] = {y: [] for y in columns}
-    for label, runs in panel.curves.items():
-        if not runs:
-            continue
-        costs: dict[str, Json] = {}
-        values: dict[str, dict[str, Json]] = {y: {} for y in columns}
-        for x in axes:
-            for y in columns:
-                grid, band = quantile_band(runs, x, y, _QUARTILES)
-                count = min(_POINTS, len(grid))
-                keep = np.unique(np.linspace(0, len(grid) - 1, count).round().astype(int))
-                low, middle, high = band[:, keep]
-                costs[x] = _numbers(grid[keep])
-                edges = {"low": _numbers(low), "high": _numbers(high)} if len(runs) > 1 else {}
-                values[y][x] = {"middle": _numbers(middle)} | edges
-                medians[y].append(middle[np.isfinite(middle)])
-        style = styles[label]
-        curves.append(
-            {
-                "label": label,
-                "colour": style.colour,
-                "marker": style.marker,
-                "dash": list(style.dash),
-                "costs": costs,
-                "values": values,
-                "reached": {x: _cost_to(runs, target, x) for x in axes},
-                "runs": [_run_data(run, columns, axes) for run in runs]
-                if has_seeds and len(runs) > 1
-                else [],
-            }
-        )
-    every = [run for runs in panel.curves.values() for run in runs]
-    log = {y: use_log_axis(find_direction(every, y), medians[y]) for y in columns}
-    return {"title": panel.title, "log": log, "curves": curves}
-
-
-def _run_data(run: History, columns: Sequence[str], axes: Sequence[str]) -> Json:
-    """Return a run's own curves, at no more records than can be seen."""
-    count = min(_POINTS, len(run.rows))
-    keep = np.unique(np.linspace(0, len(run.rows) - 1, count).round().astype(int))
-    return {
-        "costs": {x: _numbers(run.cost(x)[keep]) for x in axes},
-        "values": {y: _numbers(run.measured_by_all(y)[keep]) for y in columns},
-    }
-
-
-def _cost_to(runs: Sequence[History], target: Target | None, x: str) -> float | None:
-    """Return the median cost to the target; None if there is none or half did not reach it."""
-    if target is None or find_direction(runs, target.column) is None:
-        return None
-    return _numbers(np.median([run.cost_to(target, x) for run in runs], keepdims=True))[0]
+def _choose_points(count: int) -> Vector:
+    """Return the places of as many of `count` points as can be seen."""
+    return np.unique(np.linspace(0, count - 1, min(_POINTS, count)).round().astype(int))
 
 
 def _numbers(values: Vector) -> list[float | None]:
@@ -393,62 +314,10 @@ def _numbers(values: Vector) -> list[float | None]:
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
-@dataclass(frozen=True)
-class _RunEntry:
-    """A run in the page's list.
-
-    Attributes:
-        label: The method's label among the page's methods.
-        seed: The run's seed.
-        cells: The last values, in the order of `_run_headings`.
-        end: How the run ended.
-        events: Events of clients, such as faults.
-        settings: Provenance as JSON.
-        link: The run's own page, relative to this page, or "" if the details are in this page.
-    """
-
-    label: str
-    seed: str
-    cells: tuple[str, ...]
-    end: str
-    events: Sequence[EventRow]
-    settings: str
-    link: str = ""
+def _dump(settings: object) -> str:
+    return json.dumps(settings, indent=2, ensure_ascii=False, default=str)
 
 
-def _run_headings(runs: Sequence[History]) -> list[str]:
-    """Return the headings of the last values: rounds, losses, metrics and total bytes."""
-    return ["rounds", *(describe_column(name).label for name in _metrics(runs)), "total bytes"]
-
-
-def _metrics(runs: Sequence[History]) -> list[str]:
-    names = dict.fromkeys(name for run in runs for name in run.columns)
-    return [name for name in names if name not in COLUMNS or not COLUMNS[name].is_cost][:_METRICS]
-
-
-def _run_entries(runs: Sequence[History], links: Sequence[str] = ()) -> list[_RunEntry]:
-    """Describe runs, in the order of the page's legend.
-
-    Args:
-        runs: The runs.
-        links: A page for each of them. If empty, the details are in this page.
-    """
-    labels = {id(run): label for label, group in by_method(runs).items() for run in group}
-    pages = list(links) or [""] * len(runs)
-    names = _metrics(runs)
-    return [
-        _RunEntry(
-            labels[id(run)],
-            str(run.meta.get("seed", "")),
-            (
-                format_number(run.last("round")),
-                *(format_number(run.last(name)) if name in run.columns else "" for name in names),
-                format_bytes(run.last("bytes")) if "bytes_up" in run.columns else "",
-            ),
-            run.stop_text or "not ended",
-            run.events,
-            json.dumps(run.meta, indent=2, ensure_ascii=False, default=str),
-            link,
-        )
-        for run, link in zip(runs, pages, strict=True)
-    ]
+def _embed_picture(path: Path) -> str:
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    return f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")

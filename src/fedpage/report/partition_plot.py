@@ -25,7 +25,6 @@ _MOST_LABELS = 100
 """With more different whole numbers than this, labels are targets of a regression."""
 _NAMED = 30
 """With more clients than this, the axis has numbers instead of ids."""
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def count_labels(data: Dataset, partition: Partition) -> tuple[list[str], Ints] | None:
@@ -82,7 +81,7 @@ def plot_partition(
 
     if isinstance(partition, (str, os.PathLike)) and path is None:
         partition, path = None, partition
-    data, partition = _data_and_partition(problem_or_data, partition)
+    data, partition = _find_rows(problem_or_data, partition)
     counted = count_labels(data, partition)
     is_wide = partition.N > MANY
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")
@@ -90,17 +89,15 @@ def plot_partition(
     figure.suptitle(title, fontsize=10)  # before the discs, which fill the height that is left
     if is_wide:
         content, sizes = figure.subplots(1, 2, width_ratios=(3, 2))
-        _draw_sorted_sizes(sizes, partition)
     else:
         height = 1.8 if counted is None else min(max(0.35 * len(counted[0]), 1.2), 8.0)
         sizes, content = figure.subplots(2, 1, sharex=True, height_ratios=(1.1, height))
-        names = _name_clients(content, partition)
-        figure.set_size_inches(9.0, 2.0 + height + names)
-        _draw_size_bars(sizes, partition)
-    if counted is None and is_wide:
-        _draw_target_bands(content, data.y, partition)
-    elif counted is None:
-        _draw_target_ranges(content, data.y, partition)
+        figure.set_size_inches(9.0, 2.0 + height + _name_clients(content, partition))
+    for ax in (sizes, content):
+        ax.spines[["top", "right"]].set_visible(False)
+    _draw_sizes(sizes, partition.sizes, is_wide=is_wide)
+    if counted is None:
+        _draw_targets(content, data.y, partition, is_wide=is_wide)
     elif is_wide:
         _draw_share_bands(content, *counted)
     else:
@@ -110,7 +107,7 @@ def plot_partition(
     return figure
 
 
-def _data_and_partition(given: Any, partition: object) -> tuple[Dataset, Partition]:
+def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
     """Find the rows and who holds them."""
     data = given if isinstance(given, Dataset) else getattr(given, "data", None)
     if not isinstance(data, Dataset):
@@ -118,49 +115,40 @@ def _data_and_partition(given: Any, partition: object) -> tuple[Dataset, Partiti
             "plot_partition: give a Dataset or a problem over one, such as LogisticRegression, "
             f"not {type(given).__name__}"
         )
-    if partition is None:
-        partition = getattr(given, "partition", None)
+    partition = getattr(given, "partition", None) if partition is None else partition
     if partition is None and data.clients is not None:
         partition = by_id(data.clients)
-    if partition is not None and not isinstance(partition, Partition):
-        raise InputError(
-            f"plot_partition: expected a partition, such as fp.by_id(ids), not "
-            f"{short_repr(partition)}"
-        )
     if partition is None:
         raise InputError(
             f"plot_partition: {data.name!r} has no client ids; give a partition, "
             "such as fp.dirichlet(data.y, 20, 0.1)"
         )
+    if not isinstance(partition, Partition):
+        found = short_repr(partition)
+        raise InputError(
+            f"plot_partition: expected a partition, such as fp.by_id(ids), not {found}"
+        )
     if int(partition.order.max()) >= data.rows:
         raise InputError(
-            f"plot_partition: partition {partition.name} names rows that {data.name!r} "
-            "does not have"
+            f"plot_partition: partition {partition.name} names rows that {data.name!r} does not "
+            "have"
         )
     return data, partition
 
 
-def _draw_size_bars(ax: Axes, partition: Partition) -> None:
-    sizes = partition.sizes
-    ax.bar(np.arange(partition.N), sizes, color=ACCENT, width=0.8)
-    _scale_sizes(ax, sizes)
-
-
-def _draw_sorted_sizes(ax: Axes, partition: Partition) -> None:
-    sizes = np.sort(partition.sizes)[::-1]
-    ax.fill_between(
-        np.arange(len(sizes) + 1), np.append(sizes, sizes[-1]), step="post", color=ACCENT,
-        linewidth=0,
-    )  # fmt: skip
-    ax.set_xlim(0, len(sizes))
-    ax.set_xlabel("clients, the largest first")
-    _scale_sizes(ax, sizes)
-
-
-def _scale_sizes(ax: Axes, sizes: Ints) -> None:
-    """Label the axis of sizes, and make it logarithmic where they differ much."""
+def _draw_sizes(ax: Axes, sizes: Ints, *, is_wide: bool) -> None:
+    """Draw the numbers of rows, on a logarithmic axis where they differ much."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+    if is_wide:
+        steps = np.sort(sizes)[::-1]
+        edges = np.arange(len(steps) + 1)
+        heights = np.append(steps, steps[-1])
+        ax.fill_between(edges, heights, step="post", color=ACCENT, linewidth=0)
+        ax.set_xlim(0, len(steps))
+        ax.set_xlabel("clients, the largest first")
+    else:
+        ax.bar(np.arange(len(sizes)), sizes, color=ACCENT, width=0.8)
     if sizes.max() > 50 * sizes.min():
         ax.set_yscale("log")
         ax.set_ylim(0.7, 1.5 * sizes.max())
@@ -172,7 +160,6 @@ def _scale_sizes(ax: Axes, sizes: Ints) -> None:
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     ax.set_ylabel("rows")
-    _hide_frame(ax)
 
 
 def _draw_bubbles(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> None:
@@ -185,7 +172,6 @@ def _draw_bubbles(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> 
     ax.set_ylabel("label")
     ax.grid(axis="x", color="#EEEEEE")
     ax.set_axisbelow(True)
-    _hide_frame(ax)
     label, client = np.nonzero(counts)
     rows = counts[label, client]
     most = int(rows.max())
@@ -251,42 +237,33 @@ def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
         title="label", frameon=False, fontsize=8, title_fontsize=8, loc="center left",
         bbox_to_anchor=(1.0, 0.5), handlelength=1.0, reverse=True,
     )  # fmt: skip
-    _hide_frame(ax)
 
 
-def _target_quantiles(y: Vector, partition: Partition) -> Vector:
-    """Return the quantiles (5, N) of each client's targets."""
-    return np.array(
-        [np.quantile(y[partition.rows(i)], _QUANTILES) for i in range(partition.N)]
-    ).T  # fmt: skip
-
-
-def _draw_target_ranges(ax: Axes, y: Vector, partition: Partition) -> None:
-    low, lower, middle, upper, high = _target_quantiles(y, partition)
+def _draw_targets(ax: Axes, y: Vector, partition: Partition, *, is_wide: bool) -> None:
+    """Draw the quantiles of each client's targets, of many clients sorted by the median."""
+    rows = (partition.rows(i) for i in range(partition.N))
+    quantiles = np.array([np.quantile(y[own], (0.05, 0.25, 0.5, 0.75, 0.95)) for own in rows]).T
     clients = np.arange(partition.N)
-    ax.vlines(clients, low, high, color=PALE, linewidth=1.5, label="5% to 95%")
-    ax.vlines(clients, lower, upper, color=ACCENT, linewidth=5, label="25% to 75%")
-    ax.plot(
-        clients, middle, "o", color="white", markeredgecolor=ACCENT, markersize=5, label="median"
-    )
+    outer, inner = "5% to 95%", "25% to 75%"
     ax.set_ylabel("target")
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _hide_frame(ax)
-
-
-def _draw_target_bands(ax: Axes, y: Vector, partition: Partition) -> None:
-    quantiles = _target_quantiles(y, partition)
-    low, lower, middle, upper, high = quantiles[:, np.argsort(quantiles[2], kind="stable")]
-    clients = np.arange(partition.N) + 0.5
-    ax.fill_between(clients, low, high, color=PALE, linewidth=0, label="5% to 95%")
-    ax.fill_between(clients, lower, upper, color=ACCENT, alpha=0.6, linewidth=0,
-                    label="25% to 75%")  # fmt: skip
-    ax.plot(clients, middle, color="black", linewidth=1, label="median")
-    ax.set_xlim(0, partition.N)
-    ax.set_xlabel("clients, sorted by the median")
-    ax.set_ylabel("target")
-    ax.legend(frameon=False, fontsize=8)
-    _hide_frame(ax)
+    if is_wide:
+        low, lower, middle, upper, high = quantiles[:, np.argsort(quantiles[2], kind="stable")]
+        centres = clients + 0.5
+        ax.fill_between(centres, low, high, color=PALE, linewidth=0, label=outer)
+        ax.fill_between(centres, lower, upper, color=ACCENT, alpha=0.6, linewidth=0, label=inner)
+        ax.plot(centres, middle, color="black", linewidth=1, label="median")
+        ax.set_xlim(0, partition.N)
+        ax.set_xlabel("clients, sorted by the median")
+        ax.legend(frameon=False, fontsize=8)
+    else:
+        low, lower, middle, upper, high = quantiles
+        ax.vlines(clients, low, high, color=PALE, linewidth=1.5, label=outer)
+        ax.vlines(clients, lower, upper, color=ACCENT, linewidth=5, label=inner)
+        ax.plot(
+            clients, middle, "o", color="white", markeredgecolor=ACCENT, markersize=5,
+            label="median",
+        )  # fmt: skip
+        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _name_clients(ax: Axes, partition: Partition) -> float:
@@ -302,16 +279,15 @@ def _name_clients(ax: Axes, partition: Partition) -> float:
         return 0.0
     names = [_shorten(str(name)) for name in ids]
     longest = max(map(len, names))
-    ax.set_xticks(range(clients), names, fontsize=8)
-    if longest * clients <= 90:
-        return 0.0
-    steep = clients > 15
-    for text in ax.get_xticklabels():
-        text.set(
-            rotation=90 if steep else 35, rotation_mode="default" if steep else "anchor",
-            horizontalalignment="center" if steep else "right",
-        )  # fmt: skip
-    return longest * (0.075 if steep else 0.045)
+    words: dict[str, Any] = {}
+    height = 0.0
+    if longest * clients > 90 and clients > 15:
+        words, height = {"rotation": 90}, 0.075 * longest
+    elif longest * clients > 90:
+        words = {"rotation": 35, "rotation_mode": "anchor", "horizontalalignment": "right"}
+        height = 0.045 * longest
+    ax.set_xticks(range(clients), names, fontsize=8, **words)
+    return height
 
 
 def _label_colours(labels: int) -> Sequence[tuple[float, ...]]:
@@ -338,7 +314,3 @@ def _shorten(name: str, most: int = 22) -> str:
         tail = (most - 1) // 2
         name = name[: most - 1 - tail] + "\N{HORIZONTAL ELLIPSIS}" + name[-tail:]
     return name.replace("$", r"\$")
-
-
-def _hide_frame(ax: Axes) -> None:
-    ax.spines[["top", "right"]].set_visible(False)

@@ -8,12 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import numpy as np
+
+from fedpage.core.columns import Cost, describe_column
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.types import Vector
+from fedpage.report.bands import (
+    Band,
+    Summary,
+    diverged_note,
+    find_direction,
+    quantile_band,
+    use_log_axis,
+)
 from fedpage.report.figure_file import check_figure_path, write_figure
-from fedpage.report.panel import Band, PanelSize, Summary, describe_band, draw_panel, draw_sample
-from fedpage.report.style import assign_styles, factor_styles
+from fedpage.report.style import Style, assign_styles, factor_styles
 from fedpage.report.titles import by_method, describe_runs, shorten_partition
 from fedpage.runs.history import History
 
@@ -22,18 +33,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "FigureRuns",
-    "PanelRuns",
-    "curves",
-    "draw_figure",
-    "plot",
-]
-
 Width: TypeAlias = Literal["single", "double", "screen"]
 WIDTHS: dict[str, float] = {"single": 3.5, "double": 7.16}
 """Widths of a column and of a page of two columns, in inches, as IEEE and many others have them."""
-_PAPER_FONT = 8.0
+_LARGEST = 1e100
+"""Where the upper edge of diverged runs is drawn; it is outside of every axis."""
+_LARGER = {"*": 1.6, "P": 1.2, "X": 1.2, "d": 1.2}
+"""Markers with little area are drawn larger."""
+_THOUSANDS = {"": ("", "thousands", "millions", "billions"), "B": ("B", "kB", "MB", "GB", "TB"),
+              "bit": ("bit", "kbit", "Mbit", "Gbit", "Tbit")}  # fmt: skip
 
 Runs: TypeAlias = "History | Iterable[History]"
 
@@ -126,10 +134,8 @@ def plot(
     if path is not None:
         check_figure_path(path)
     summary = Summary(band, quantiles)
-    if isinstance(histories, Mapping):
-        tables = {name: _require_runs(some) for name, some in histories.items()}
-    else:
-        tables = {"": _require_runs(histories)}
+    given = histories if isinstance(histories, Mapping) else {"": histories}
+    tables = {name: _require_runs(some) for name, some in given.items()}
     if panels is not None:
         tables = {
             ", ".join(filter(None, (name, value))): some
@@ -225,8 +231,8 @@ def curves(
     if ax is None:
         ax = Figure(figsize=(6.4, 5.0), layout="constrained").subplots()
     inches = ax.get_window_extent().width / ax.figure.dpi
-    size = PanelSize(ticks=max(3, int(inches / 0.65)))
-    is_log = draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
+    size = _Size(ticks=max(3, int(inches / 0.65)))
+    is_log = _draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
     if title:
         ax.set_title(title)
     below = ScaledTranslation(0, -3.6 * size.font / 72, ax.figure.dpi_scale_trans)  # of the labels
@@ -235,7 +241,7 @@ def curves(
         frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), handlelength=3.0,
         bbox_transform=ax.transAxes + below, borderaxespad=0.0, fontsize=size.font,
         ncols=max(1, min(4, int(inches / (longest + 0.9)))),
-        title=describe_band(groups, band, quantiles, is_log=is_log) or None,
+        title=summary.describe(groups, is_log=is_log) or None,
     )  # fmt: skip
     return ax
 
@@ -278,40 +284,39 @@ def draw_figure(
     count = len(figure.panels)
     rows = -(-count // figure.columns)
     inches = WIDTHS.get(width, max(4.4 * figure.columns, 6.4))
-    is_paper = width in WIDTHS
     panel = inches / figure.columns
-    height = min(max(0.72 * panel, 1.7), 2.5) if is_paper else 3.2
-    ticks = max(3, int(panel / (0.5 if is_paper else 0.65)))
-    size = PanelSize(_PAPER_FONT, 1.1, 3.5, ticks) if is_paper else PanelSize(ticks=ticks)
+    if width in WIDTHS:
+        height = min(max(0.72 * panel, 1.7), 2.5)
+        size = _Size(8.0, 1.1, 3.5, max(3, int(panel / 0.5)))
+    else:
+        height, size = 3.2, _Size(ticks=max(3, int(panel / 0.65)))
     page = Figure(figsize=(inches, rows * height), layout="constrained")
     grid = page.subplots(rows, figure.columns, squeeze=False).ravel()
     styles = assign_styles(figure.labels)
     entries: dict[str, Artist] = {}
     notes: dict[str, None] = {}
     lines = 0
-    for number, (ax, panel_runs) in enumerate(zip(grid, figure.panels, strict=False)):
+    for number, (ax, runs) in enumerate(zip(grid, figure.panels, strict=False)):
         cost = x if isinstance(x, str) else x[number]
         column = y if isinstance(y, str) else y[number]
-        is_log = draw_panel(ax, panel_runs.curves, styles, cost, column, summary, size)
-        name = wrap_text(panel_runs.title, panel - 0.9, size.font)
+        is_log = _draw_panel(ax, runs.curves, styles, cost, column, summary, size)
+        name = wrap_text(runs.title, panel - 0.9, size.font)
         ax.set_title(name, fontsize=size.font)
         lines = max(lines, len(name.splitlines()))
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, line)
-        notes[describe_band(panel_runs.curves, summary.band, summary.quantiles, is_log=is_log)] = (
-            None
-        )
+        notes[summary.describe(runs.curves, is_log=is_log)] = None
     _drop_repeated_labels(list(grid[:count]), figure.columns)
     for ax in grid[count:]:
         ax.set_visible(False)
     heading = wrap_text(figure.title, inches - 0.2, size.font + 1)
     page.suptitle(heading, fontsize=size.font + 1)
-    note = "; ".join(filter(None, notes))
     factors = factor_styles(figure.labels) if set(entries) == set(figure.labels) else None
     first = 1
     if factors is not None:
-        entries = {label: draw_sample(style, size) for label, style in factors.items()}
+        entries = {label: _draw_sample(style, size) for label, style in factors.items()}
         first = sum(bool(style.marker) for style in factors.values())
+    note = "; ".join(filter(None, notes))
     legend = _add_legend(page, entries, note, size.font, first) if entries else 0.0
     lines = rows * lines + len(heading.splitlines())
     page.set_size_inches(inches, rows * height + legend + 1.3 * (size.font + 1) / 72 * lines)
@@ -329,6 +334,116 @@ def check_width(width: str) -> Width:
     raise InputError(f"width must be single, double or screen, not {short_repr(width)}")
 
 
+@dataclass(frozen=True)
+class _Size:
+    """Sizes of text, lines and markers in points, and the most ticks of the horizontal axis."""
+
+    font: float = 10.0
+    line: float = 1.6
+    marker: float = 5.0
+    ticks: int = 7
+
+    def line_of(self, style: Style) -> dict[str, Any]:
+        """Return matplotlib's settings of a line in this style."""
+        return {
+            "color": style.colour,
+            "marker": style.marker or "none",
+            "markersize": self.marker * _LARGER.get(style.marker, 1.0),
+            "markeredgewidth": 0.0,
+            "linewidth": self.line,
+            "linestyle": (0, style.dash) if style.dash else "-",
+        }
+
+
+def _draw_panel(
+    ax: Axes,
+    groups: Mapping[str, Sequence[History]],
+    styles: Mapping[str, Style],
+    x: str,
+    y: str,
+    summary: Summary,
+    size: _Size,
+) -> bool:
+    """Draw labelled curves, axes and grid; return whether the vertical axis is logarithmic."""
+    Cost.parse(x)
+    groups = {label: group for label, group in groups.items() if group}
+    runs = [run for group in groups.values() for run in group]
+    stable = [group for group in groups.values() if not any(run.diverged for run in group)]
+    medians = [quantile_band(group, x, y, (0.5, 0.5))[1][1] for group in stable or groups.values()]
+    medians = [values[np.isfinite(values)] for values in medians]
+    is_log = use_log_axis(find_direction(runs, y), medians)
+    edges: list[Vector] = []
+    shown: list[Vector] = []
+    for number, (label, group) in enumerate(groups.items()):
+        grid, band = summary.compute(group, x, y, is_log=is_log)
+        drawn = np.isfinite(band[1])
+        low, middle, high = np.clip(band[:, drawn], -_LARGEST, _LARGEST)
+        every = max(1, len(middle) // 9)
+        ax.plot(
+            grid[drawn], middle, label=label + diverged_note(group),
+            markevery=(number * every // 4 % every, every), **size.line_of(styles[label]),
+        )  # fmt: skip
+        if len(group) > 1:
+            colour = styles[label].colour
+            ax.fill_between(grid[drawn], low, high, color=colour, alpha=0.16, linewidth=0)
+        edges += [low, high, middle]
+        # where others did not diverge, only the beginning of a diverged curve need be seen
+        shown.append(middle if group in stable or not stable else middle[:1])
+    if is_log:
+        ax.set_yscale("log")
+    room = 0.05 if len(stable) in (0, len(groups)) else 0.2
+    _limit_values(ax, edges, shown, is_log=is_log, room=room)
+    label = describe_column(y).label
+    if is_log and any((values == 0).any() for values in medians):
+        label += " (0: through the lower edge)"
+    ax.set_ylabel(label, fontsize=size.font)
+    ax.tick_params(labelsize=size.font, which="both")
+    _label_costs(ax, x, max((run.cost(x)[-1] for run in runs), default=0.0), size)
+    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+    return is_log
+
+
+def _draw_sample(style: Style, size: _Size) -> Artist:
+    """Return a line for the legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **size.line_of(style))
+
+
+def _limit_values(
+    ax: Axes, edges: Sequence[Vector], middles: Sequence[Vector], *, is_log: bool, room: float
+) -> None:
+    """Set the vertical range: all of `middles`, and edges unless they would flatten the curves."""
+    middle, edge = (np.concatenate([*values, []]) for values in (middles, edges))
+    if is_log:
+        middle, edge = np.log10(middle[middle > 0]), np.log10(edge[edge > 0])
+    if not len(middle):
+        return
+    low, high = middle.min(), middle.max()
+    slack = 1.0 if is_log else (high - low) / 2
+    edge = edge[(edge >= low - slack) & (edge <= high + slack)]
+    low, high = edge.min(), edge.max()
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = low - pad, high + max(pad, room * (high - low))
+    ax.set_ylim((10.0**low, 10.0**high) if is_log else (low, high))
+
+
+def _label_costs(ax: Axes, x: str, largest: float, size: _Size) -> None:
+    """Label the horizontal axis in a unit that keeps its numbers short."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    column = describe_column(x)
+    names = _THOUSANDS.get(column.unit, ("",))
+    power = 0
+    if largest >= (1000 if column.unit else 20_000):
+        power = min(len(names) - 1, int(np.log10(largest) // 3))
+    unit = f" ({names[power]})" if names[power] else ""
+    ax.set_xlabel(f"{column.label}{unit}", fontsize=size.font)
+    scale = 1000.0**power
+    ax.xaxis.set_major_locator(MaxNLocator(size.ticks, steps=[1, 2, 2.5, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,.10g}"))
+
+
 def _drop_repeated_labels(grid: Sequence[Axes], columns: int) -> None:
     """Keep a label of an axis where the panel to the left, or the one below, has another."""
     across = [ax.get_ylabel() for ax in grid]
@@ -343,17 +458,10 @@ def _drop_repeated_labels(grid: Sequence[Axes], columns: int) -> None:
 def _add_legend(
     figure: Figure, entries: Mapping[str, Artist], note: str, font: float, first: int
 ) -> float:
-    """Add a legend below all panels, in as many columns as fit.
+    """Add a legend below all panels, in as many columns as fit, and return its height in inches.
 
-    Args:
-        figure: A figure with the constrained layout, which makes room for the legend.
-        entries: The line of each label.
-        note: A title of the legend, which explains lines and bands, or "".
-        font: The size of its text in points.
-        first: The number of first entries that fill whole columns, if the width allows it.
-
-    Returns:
-        The legend's height in inches, by which the figure must grow.
+    `note` is its title; the `first` entries fill whole columns, if the width allows it. The
+    constrained layout makes room for it, and the figure must grow by its height.
     """
     inches = figure.get_size_inches()[0] - 0.1
     labels = [wrap_text(label, inches - 5 * font / 72, font) for label in entries]
@@ -386,13 +494,7 @@ def text_width(text: str, font: float) -> float:
 
 
 def wrap_text(text: str, width: float, font: float) -> str:
-    """Break text into lines of at most a width.
-
-    Args:
-        text: The text.
-        width: The width in inches.
-        font: The size of the font in points.
-    """
+    """Break text into lines of at most `width` inches, in matplotlib's font of that size."""
     lines = [text]
     count = len(text)
     while max((text_width(line, font) for line in lines), default=0.0) > width and count > 8:

@@ -6,8 +6,9 @@ The colour says the method, the dash the step size, and the marker the variant.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from zlib import crc32
 
 ACCENT, HIGHLIGHT, PALE = "#0072B2", "#D55E00", "#9CC5E0"
@@ -62,32 +63,20 @@ class Style:
 
 
 def method_of(label: str) -> str:
-    """Find the method that a label names.
+    """Find the method that a curve's label names.
 
-    Args:
-        label: A curve's label: the method's name, alone or followed by what tells it apart.
-
-    Returns:
-        The longest key of `METHOD_STYLES` with which the label begins, or for any other method its
-        name up to a bracket or a comma.
+    It is the longest key of `METHOD_STYLES` with which the label begins, or else the label up to a
+    bracket or a comma.
 
     >>> [method_of(label) for label in ("FedPAGE-Full", "FedPAGE (K=5)", "EF21-PP", "FedPAGEx (a)")]
     ['FedPAGE', 'FedPAGE', 'EF21-PP', 'FedPAGEx']
     """
-    found = [
-        name
-        for name in METHOD_STYLES
-        if label.startswith(name) and not label[len(name) : len(name) + 1].isalnum()
-    ]
+    found = [name for name in METHOD_STYLES if re.match(rf"{re.escape(name)}(?![^\W_])", label)]
     return max(found, key=len) if found else re.split(r" \(|, ", label)[0]
 
 
 def base_style(method: str) -> tuple[str, str]:
-    """Return a method's colour and marker, which depend on its name alone.
-
-    Args:
-        method: The method's name, as `method_of` returns it.
-    """
+    """Return a method's colour and marker, which depend on its name alone."""
     if method in METHOD_STYLES:
         return METHOD_STYLES[method]
     number = crc32(method.encode())
@@ -115,21 +104,20 @@ def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
     True
     """
     curves = [_Curve.parse(label) for label in dict.fromkeys(labels)]
-    steps = _values_within_methods(curves, "step")
-    dash_by = "step" if steps else "variant"
-    values = steps or _values_within_methods(curves, "variant")
+    methods: dict[str, list[_Curve]] = {}
+    for curve in curves:
+        methods.setdefault(curve.method, []).append(curve)
+    part, values = "step", _values_within(methods, "step")
+    if not values:
+        part, values = "variant", _values_within(methods, "variant")
     styles: dict[str, Style] = {}
     for curve in curves:
-        twins = [other for other in curves if other.method == curve.method]
-        variants = list(dict.fromkeys(twin.variant for twin in twins))
-        known = values
-        if len(values) > len(DASHES):  # too many for one key to all methods
-            known = _sort_steps(getattr(twin, dash_by) for twin in twins)
-        value = getattr(curve, dash_by)
+        own, value = methods[curve.method], getattr(curve, part)
+        # with too many values for one key to all methods, each method has its own
+        known = values if len(values) <= len(DASHES) else _sort_steps(getattr(c, part) for c in own)
         dash = known.index(value) % len(DASHES) if value in known else 0
-        styles[curve.label] = _first_unused(
-            curve.method, variants.index(curve.variant), dash, set(styles.values())
-        )
+        variant = list(dict.fromkeys(each.variant for each in own)).index(curve.variant)
+        styles[curve.label] = _first_unused(curve.method, variant, dash, set(styles.values()))
     return styles
 
 
@@ -147,18 +135,19 @@ def factor_styles(labels: Iterable[str]) -> dict[str, Style] | None:
     """
     styles = assign_styles(labels)
     curves = [_Curve.parse(label) for label in styles]
-    texts = {c.label: ", ".join(m.group(0) for m in _STEP.finditer(c.label)) for c in curves}
-    methods = {curve.method: styles[curve.label] for curve in reversed(curves)}
-    steps = {texts[curve.label]: styles[curve.label] for curve in reversed(curves)}
-    if min(len(methods), len(steps)) < 2 or len(methods) * len(steps) != len(curves):
-        return None
-    if "" in steps or len({(curve.method, texts[curve.label]) for curve in curves}) != len(curves):
-        return None
-    if any(curve.variant for curve in curves):
-        return None
-    short = {m: Style(style.colour, style.marker) for m, style in reversed(methods.items())}
-    dashes = {text: Style(_NEUTRAL, "", style.dash) for text, style in reversed(steps.items())}
-    return short | dashes
+    methods: dict[str, Style] = {}
+    steps: dict[str, Style] = {}
+    pairs = set()
+    for curve in curves:
+        style = styles[curve.label]
+        step = ", ".join(match.group(0) for match in _STEP.finditer(curve.label))
+        methods.setdefault(curve.method, Style(style.colour, style.marker))
+        steps.setdefault(step, Style(_NEUTRAL, "", style.dash))
+        pairs.add((curve.method, step))
+    is_product = len(pairs) == len(curves) == len(methods) * len(steps)
+    is_plain = "" not in steps and not any(curve.variant for curve in curves)
+    is_small = min(len(methods), len(steps)) < 2
+    return methods | steps if is_product and is_plain and not is_small else None
 
 
 @dataclass(frozen=True)
@@ -178,12 +167,10 @@ class _Curve:
         return cls(label, method, tuple(_STEP.findall(rest)), variant)
 
 
-def _values_within_methods(curves: Sequence[_Curve], part: str) -> list[object]:
+def _values_within(methods: Mapping[str, Sequence[_Curve]], part: str) -> list[object]:
     """Return the values of a part, of the methods that have several of them."""
-    by_method: dict[str, dict[object, None]] = {}
-    for curve in curves:
-        by_method.setdefault(curve.method, {})[getattr(curve, part)] = None
-    return _sort_steps(v for values in by_method.values() if len(values) > 1 for v in values)
+    groups = [[getattr(curve, part) for curve in own] for own in methods.values()]
+    return _sort_steps(value for group in groups if len(set(group)) > 1 for value in group)
 
 
 def _sort_steps(values: Iterable[object]) -> list[object]:
@@ -201,8 +188,7 @@ def _first_unused(method: str, variant: int, dash: int, used: set[Style]) -> Sty
     colour, own = base_style(method)
     first = MARKERS.index(own) if own in MARKERS else 0
     markers = list(dict.fromkeys([own, *MARKERS[first:], *MARKERS[:first]]))
-    for number in range(len(DASHES) * len(markers)):
-        more, shift = divmod(number, len(markers))
+    for more, shift in product(range(len(DASHES)), range(len(markers))):
         marker = markers[(variant + shift) % len(markers)]
         style = Style(colour, marker, DASHES[(dash + more) % len(DASHES)])
         if style not in used:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,109 +14,42 @@ from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
 
+Row: TypeAlias = dict[str, Any]
+"""The results of a method; `summarise` says which."""
 
-@dataclass(frozen=True)
-class SummaryRow:
-    """A method's results: medians over its runs.
-
-    Attributes:
-        method: The method's label.
-        step: Its effective step; NaN where it is measured in the run.
-        value: The last value of the target's column.
-        loss: The last loss.
-        rounds: Rounds to the target; inf if it was not reached, as in the next five.
-        cost: The cost to the target by which methods are compared.
-        total_bytes: Bytes up and down to the target.
-        bytes_up: Bytes to the server, to the target.
-        bytes_down: Bytes to the clients, to the target.
-        clients: Clients called to the target.
-        at_end: How many runs end at the target.
-        runs: The number of runs.
-        clients_per_round: Clients called in an average round.
-        seconds: Seconds that a run spent in rounds.
-        end: How many runs diverged, or "".
-        unit: The unit of `cost`.
-    """
-
-    method: str
-    step: float
-    value: float
-    loss: float
-    rounds: float
-    cost: float
-    total_bytes: float
-    bytes_up: float
-    bytes_down: float
-    clients: float
-    at_end: int
-    runs: int
-    clients_per_round: float
-    seconds: float
-    end: str
-    unit: str = "B"
-
-    def cells(self) -> list[str]:
-        """Format the row for people, in the order of `headings`."""
-        return [
-            self.method,
-            "measured" if math.isnan(self.step) else f"{self.step:g}",
-            f"{self.value:.3g}",
-            f"{self.loss:.5g}",
-            _format_count(self.rounds),
-            format_cost(self.cost, self.unit),
-            format_bytes(self.total_bytes),
-            format_cost(self.bytes_up, "B"),
-            format_cost(self.bytes_down, "B"),
-            _format_count(self.clients),
-            f"{self.at_end}/{self.runs}",
-            f"{self.clients_per_round:.1f}",
-            f"{self.seconds:.2f}",
-            self.end,
-        ]
-
-
+_COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
+    "method": ("method", lambda row, name: row[name]),
+    "step": (
+        "effective step",
+        lambda row, name: "measured" if math.isnan(row[name]) else f"{row[name]:g}",
+    ),
+    "value": ("{column}", lambda row, name: f"{row[name]:.3g}"),
+    "loss": ("loss", lambda row, name: f"{row[name]:.5g}"),
+    "rounds": ("rounds to target", lambda row, name: _format_count(row[name])),
+    "cost": ("{cost} to target", lambda row, name: format_cost(row[name], row["unit"])),
+    "total_bytes": ("bytes to target", lambda row, name: format_bytes(row[name])),
+    "bytes_up": ("bytes up to target", lambda row, name: format_cost(row[name], "B")),
+    "bytes_down": ("bytes down to target", lambda row, name: format_cost(row[name], "B")),
+    "clients": ("clients to target", lambda row, name: _format_count(row[name])),
+    "at_end": ("end at target", lambda row, name: f"{row[name]}/{row['runs']}"),
+    "clients_per_round": ("clients a round", lambda row, name: f"{row[name]:.1f}"),
+    "seconds": ("seconds a run", lambda row, name: f"{row[name]:.2f}"),
+    "end": ("ended", lambda row, name: row[name]),
+}
+"""The heading of each column of the table, and how its values are written."""
 _FIELD_OF_COST = {
     "bytes": "total_bytes", "bytes_up": "bytes_up", "bytes_down": "bytes_down", "round": "rounds",
     "clients": "clients",
 }  # fmt: skip
-IN_TABLE = tuple(_FIELD_OF_COST)
 """The costs that every table has; another one gets a column of its own."""
 BOLD_NOTE = "Bold: the least cost, and costs that the seeds do not tell from it."
-
-
-def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str, str]:
-    """Return the table's headings by field of `SummaryRow`.
-
-    Args:
-        column: The target's column.
-        cost: The cost by which methods are compared.
-
-    Returns:
-        Field name to heading, in the order of the cells.
-    """
-    return {
-        "method": "method",
-        "step": "effective step",
-        "value": describe_column(column).label,
-        "loss": "loss",
-        "rounds": "rounds to target",
-        "cost": f"{Cost.parse(cost).short_name} to target",
-        "total_bytes": "bytes to target",
-        "bytes_up": "bytes up to target",
-        "bytes_down": "bytes down to target",
-        "clients": "clients to target",
-        "at_end": "end at target",
-        "clients_per_round": "clients a round",
-        "seconds": "seconds a run",
-        "end": "ended",
-    }
 
 
 def summarise(
     histories: Iterable[History],
     target: TargetLike,
     cost: str | Cost = "bytes",
-) -> list[SummaryRow]:
+) -> list[Row]:
     """Compute a row of medians for each method.
 
     Args:
@@ -125,7 +58,12 @@ def summarise(
         cost: The cost by which methods are compared: a column, or a sum such as "up+0.1*down".
 
     Returns:
-        The rows, in the order of the methods.
+        A row for each method, of medians over its runs: "step", its effective step, NaN where a run
+        measures it; "value" and "loss", the last of the target's column and of the loss; what was
+        needed to reach the target, inf if it was not reached, in "rounds", "cost", "total_bytes",
+        "bytes_up", "bytes_down" and "clients"; "at_end", how many of its "runs" end at the target;
+        "clients_per_round"; "seconds" in rounds; "end", how many diverged, or ""; and "unit", the
+        unit of "cost".
     """
     rows, cost, goal = [], Cost.parse(cost), Target.parse(target)
     for label, runs in by_method(histories).items():
@@ -133,32 +71,41 @@ def summarise(
         def median(measure: Callable[[History], float], runs: list[History] = runs) -> float:
             return float(np.median([measure(run) for run in runs]))
 
+        def reach(cost: str | Cost, runs: list[History] = runs) -> float:
+            return float(np.median([run.cost_to(goal, cost) for run in runs]))
+
+        step = runs[0].meta.get("method", {}).get("effective_step")
         diverged = sum(run.diverged for run in runs)
+        has_loss = all("loss" in run.columns for run in runs)
         rows.append(
-            SummaryRow(
-                method=label,
-                step=_step_of(runs[0]),
-                value=median(lambda run: end_value(run, goal.column)),
-                loss=median(
-                    lambda run: end_value(run, "loss") if "loss" in run.columns else math.nan
-                ),
-                rounds=median(lambda run: run.cost_to(goal, "round")),
-                cost=median(lambda run: run.cost_to(goal, cost)),
-                total_bytes=median(lambda run: run.cost_to(goal, "bytes")),
-                bytes_up=median(lambda run: run.cost_to(goal, "bytes_up")),
-                bytes_down=median(lambda run: run.cost_to(goal, "bytes_down")),
-                clients=median(lambda run: run.cost_to(goal, "clients")),
-                at_end=sum(run.ends_at(goal) for run in runs),
-                runs=len(runs),
-                clients_per_round=median(
+            {
+                "method": label,
+                "step": math.nan if step is None else float(step),
+                "value": median(lambda run: end_value(run, goal.column)),
+                "loss": median(lambda run: end_value(run, "loss")) if has_loss else math.nan,
+                "rounds": reach("round"),
+                "cost": reach(cost),
+                "total_bytes": reach("bytes"),
+                "bytes_up": reach("bytes_up"),
+                "bytes_down": reach("bytes_down"),
+                "clients": reach("clients"),
+                "at_end": sum(run.ends_at(goal) for run in runs),
+                "runs": len(runs),
+                "clients_per_round": median(
                     lambda run: run.last("clients") / max(run.last("round"), 1.0)
                 ),
-                seconds=median(lambda run: run.last("seconds")),
-                end=f"{diverged} of {len(runs)} diverged" if diverged else "",
-                unit=cost.column.unit,
-            )
+                "seconds": median(lambda run: run.last("seconds")),
+                "end": f"{diverged} of {len(runs)} diverged" if diverged else "",
+                "unit": cost.column.unit,
+            }
         )
     return rows
+
+
+def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str, str]:
+    """Return the heading of each column of a table about a target's column and a cost."""
+    words = {"column": describe_column(column).label, "cost": Cost.parse(cost).short_name}
+    return {name: heading.format(**words) for name, (heading, _) in _COLUMNS.items()}
 
 
 def explain_target(target: Target) -> str:
@@ -194,60 +141,48 @@ def end_value(run: History, column: str) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
-def _step_of(run: History) -> float:
-    step = run.meta.get("method", {}).get("effective_step")
-    return math.nan if step is None else float(step)
-
-
-def needed(
-    rows: Sequence[SummaryRow], column: str = "grad_norm", cost: str | Cost = "bytes"
-) -> list[int]:
-    """Choose the columns that say something: their places among the cells.
-
-    "ended" is left out where all runs finished, the cost where another column has it, and the value
-    where the target is about the loss, which has its own column.
-    """
-    left_out = set() if any(row.end for row in rows) else {"end"}
-    left_out |= {"cost"} if Cost.parse(cost).name in IN_TABLE else set()
-    left_out |= {"value"} if column == "loss" else set()
-    return [i for i, name in enumerate(headings(column, cost)) if name not in left_out]
-
-
 def table(
-    rows: Sequence[SummaryRow],
+    rows: Sequence[Row],
     column: str = "grad_norm",
     cost: str | Cost = "bytes",
     *,
     bold: Collection[str] = (),
-    columns: Sequence[int] | None = None,
 ) -> Table:
     """Arrange rows as a table, without the columns that say nothing.
+
+    "ended" is left out where all runs finished, the cost where another column has it, and the value
+    where the target is about the loss, which has its own column.
 
     Args:
         rows: From `summarise`.
         column: The target's column.
         cost: The cost by which methods are compared, as in `summarise`.
         bold: The methods whose cost is bold.
-        columns: The places of the columns among the cells; by default those of `needed`.
 
     Returns:
         The table. The notes say what bold means.
     """
-    keep = needed(rows, column, cost) if columns is None else columns
-    fields, words = zip(*headings(column, cost).items(), strict=True)
-    judged = _FIELD_OF_COST.get(Cost.parse(cost).name, "cost")
+    bold_field = _FIELD_OF_COST.get(Cost.parse(cost).name, "cost")
+    left_out = {
+        "end": not any(row["end"] for row in rows),
+        "cost": bold_field != "cost",
+        "value": column == "loss",
+    }
+    kept = [name for name in _COLUMNS if not left_out.get(name)]
+    words = headings(column, cost)
     cells = [
         tuple(
-            Cell(text, getattr(row, name), name == judged and row.method in bold)
-            for name, text in zip(fields, row.cells(), strict=True)
+            Cell(write(row, name), row[name], name == bold_field and row["method"] in bold)
+            for name, (_, write) in _COLUMNS.items()
+            if name in kept
         )
         for row in rows
     ]
     return Table(
-        tuple(words[i] for i in keep),
-        tuple(tuple(row[i] for i in keep) for row in cells),
+        tuple(words[name] for name in kept),
+        tuple(cells),
         notes=(BOLD_NOTE,) if bold else (),
-        align="".join("l" if fields[i] in ("method", "end") else "r" for i in keep),
+        align="".join("l" if name in ("method", "end") else "r" for name in kept),
     )
 
 
@@ -289,12 +224,8 @@ def format_duration(seconds: float) -> str:
     """
     if 0.0 < seconds < 0.1:
         return f"{1000 * seconds:.3g} ms"
-    for limit, divisor, unit in (
-        (60, 1, "s"),
-        (3600, 60, "min"),
-        (86400, 3600, "h"),
-        (3.15e7, 86400, "days"),
-    ):
+    units = ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h"), (3.15e7, 86400, "days"))
+    for limit, divisor, unit in units:
         if seconds < limit:
             return f"{seconds / divisor:.3g} {unit}"
     return f"{seconds / 3.15e7:.3g} years"

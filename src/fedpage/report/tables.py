@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 
 from fedpage.core.display import html_table
@@ -88,11 +87,9 @@ class Table:
 
     def __post_init__(self) -> None:
         count = len(self.headings)
-        if not self.align:
-            object.__setattr__(self, "align", "l" + "r" * (count - 1))
+        object.__setattr__(self, "align", self.align or "l" + "r" * (count - 1))
         spans = sum(span for _, span in self.groups) if self.groups else count
-        wrong = next((len(row) for row in self.rows if len(row) != count), None)
-        if not count or wrong is not None or spans != count or len(self.align) != count:
+        if not count or {count} != {spans, len(self.align), *map(len, self.rows)}:
             raise InputError(
                 f"a table of {count} headings needs as many cells in each row, as many letters of "
                 "align, and groups over all columns"
@@ -128,16 +125,17 @@ class Table:
 
     def starred(self) -> Table:
         """Return the table with asterisks in place of bold cells."""
-        has_star = [any(row[i].is_bold for row in self.rows) for i in range(len(self.align))]
-        rows = tuple(
-            tuple(
-                replace(cell, text=f"{cell.text}{'*' if cell.is_bold else ' '}", is_bold=False)
-                if star
-                else cell
-                for cell, star in zip(row, has_star, strict=True)
+        columns = []
+        for cells in zip(*self.rows, strict=True):
+            marks = [("*" if cell.is_bold else " ") for cell in cells]
+            marks = marks if "*" in marks else [""] * len(cells)
+            columns.append(
+                [
+                    replace(cell, text=cell.text + mark, is_bold=False)
+                    for cell, mark in zip(cells, marks, strict=True)
+                ]
             )
-            for row in self.rows
-        )
+        rows = tuple(zip(*columns, strict=True))
         notes = tuple(re.sub("^Bold:", "*:", note) for note in self.notes)
         return replace(self, rows=rows, notes=notes)
 
@@ -180,19 +178,13 @@ class Table:
         lines.append(r"  \setlength{\tabcolsep}{4pt}")  # nine columns fit the width of an article
         lines += [rf"  \begin{{tabular}}{{{self.align}}}", r"    \toprule"]
         if self.groups:
-            ends = list(accumulate(span for _, span in self.groups))
-            lines.append(
-                _latex_row(
-                    rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(name)}}}"
-                    for name, span in self.groups
-                )
-            )
-            rules = (
-                rf"\cmidrule(lr){{{end - span + 1}-{end}}}"
-                for (name, span), end in zip(self.groups, ends, strict=True)
-                if name
-            )
-            lines.append("    " + " ".join(rules))
+            names, rules, first = [], [], 1
+            for name, span in self.groups:
+                names.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(name)}}}")
+                if name:
+                    rules.append(rf"\cmidrule(lr){{{first}-{first + span - 1}}}")
+                first += span
+            lines += [_latex_row(names), f"    {' '.join(rules)}"]
         lines += [_latex_row(map(escape_latex, self.headings)), r"    \midrule"]
         for row in self.rows:
             words = ((escape_latex(cell.text), cell.is_bold) for cell in row)
@@ -266,10 +258,8 @@ def _tabulate(rows: Sequence[Sequence[str]], align: str, style: str, headers: st
     from tabulate import tabulate
 
     sides = ["left" if side == "l" else "right" for side in align]
-    text: str = tabulate(
-        rows, headers, style, colalign=sides, disable_numparse=True, preserve_whitespace=True
-    )
-    return text
+    options = {"disable_numparse": True, "preserve_whitespace": True}
+    return str(tabulate(rows, headers, style, colalign=sides, **options))
 
 
 def _latex_row(words: Iterable[str]) -> str:

@@ -21,20 +21,17 @@ def describe_problem(problem: Mapping[str, Any]) -> str:
     ...                   "partition": "blocks(80)", "regulariser": "l2", "alpha": 0.1})
     'Logistic regression, l2 regulariser (0.1), on a9a, blocks, N = 80'
     """
-    parts = []
-    if problem.get("objective"):
-        parts.append(str(problem["objective"]))
+    parts = [str(problem["objective"])] if problem.get("objective") else []
     if problem.get("regulariser"):
         alpha = problem.get("alpha")
         weight = "" if alpha is None else f" ({alpha:g})"
         parts.append(f"{problem['regulariser']} regulariser{weight}")
     if problem.get("data"):
         parts.append(f"on {problem['data']}" if parts else str(problem["data"]))
-    N = problem.get("N")
     if problem.get("partition"):
         parts.append(shorten_partition(str(problem["partition"])))
-    if N is not None:
-        parts.append(f"N = {N:,}")
+    if problem.get("N") is not None:
+        parts.append(f"N = {problem['N']:,}")
     title = ", ".join(parts)
     if "regulariser" not in problem:
         title = title.replace(", on ", " on ", 1)
@@ -53,14 +50,9 @@ def shorten_partition(name: str) -> str:
 
 def describe_runs(runs: Iterable[History]) -> str:
     """Describe what the problems of all runs have in common; see `describe_problem`."""
-    problems = [run.meta.get("problem", {}) for run in runs]
-    first = problems[0] if problems else {}
+    first, *others = [run.meta.get("problem", {}) for run in runs] or [{}]
     return describe_problem(
-        {
-            name: value
-            for name, value in first.items()
-            if all(problem.get(name) == value for problem in problems)
-        }
+        {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
     )
 
 
@@ -77,14 +69,16 @@ def by_method(histories: Iterable[History]) -> dict[str, list[History]]:
         groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(history)
     labelled: dict[str, list[History]] = {}
     for runs in groups.values():
-        twins = [other[0] for other in groups.values() if other[0].label == runs[0].label]
-        parts = _differences(runs[0], twins, "method") + _differences(runs[0], twins, "problem")
-        about = runs[0].meta.get("method") or {}
-        codecs = [
-            f"{way}={about[way]}" for way in ("up", "down") if about.get(way, "none") != "none"
+        first = runs[0]
+        twins = [other[0] for other in groups.values() if other[0].label == first.label]
+        about = first.meta.get("method") or {}
+        parts = [
+            *_differences(first, twins, "method"),
+            *_differences(first, twins, "problem"),
+            *(f"{way}={about[way]}" for way in ("up", "down") if about.get(way, "none") != "none"),
         ]
-        parts = list(dict.fromkeys([*parts, *codecs]))
-        label = plain = runs[0].label + (f" ({', '.join(parts)})" if parts else "")
+        parts = list(dict.fromkeys(parts))
+        label = plain = first.label + (f" ({', '.join(parts)})" if parts else "")
         number = 1
         while label in labelled:
             number += 1

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _FRESH = 5.0
 """A file that was written at most this many seconds ago belongs to a run that is running."""
-_EVENTS = 5
-"""The number of newest events in a row of `--json`."""
 
 
 class RunState(StrEnum):
@@ -53,8 +51,8 @@ class RunState(StrEnum):
 
 _COLOURS = {
     RunState.RUNNING: "green", RunState.WAITING: "green", RunState.INTERRUPTED: "yellow",
-    RunState.STALE: "yellow", RunState.FAILED: "red",
-    RunState.DIVERGED: "red", RunState.UNREADABLE: "red",
+    RunState.STALE: "yellow", RunState.FAILED: "red", RunState.DIVERGED: "red",
+    RunState.UNREADABLE: "red",
 }  # fmt: skip
 _UNFINISHED = {
     StopReason.INTERRUPTED.value: RunState.INTERRUPTED,
@@ -91,17 +89,14 @@ class FollowedRun:
             if self._stamp == (found.st_mtime, found.st_size):
                 return
             self._stamp = found.st_mtime, found.st_size
-            text = file.read_bytes()
+            self.history, self.error = History(), ""
+            lines, newline, _ = file.read_bytes().rpartition(b"\n")
+            if newline:
+                parse_lines(self.history, (lines + newline).decode("utf-8", "replace"), file)
         except FileNotFoundError:
             self.history, self.error = History(), ""
-            return
         except OSError as error:
             self.error = f"{file}: {error.strerror or error}"
-            return
-        self.history, self.error = History(), ""
-        try:
-            if lines := text[: text.rfind(b"\n") + 1]:
-                parse_lines(self.history, lines.decode("utf-8", "replace"), file)
         except InputError as error:
             self.error = str(error)
 
@@ -157,11 +152,11 @@ class FollowedRun:
     def detail(self) -> str:
         """An explanation of the state, the lost clients and the newest event."""
         state, status = self.state, self.status
+        words = []
         if state is RunState.UNREADABLE:
             return self.error
         if state is RunState.WAITING:
             return status.waiting or "no round has ended yet"
-        words = []
         if state in (RunState.FAILED, RunState.INTERRUPTED, RunState.STALE):
             why = status.detail or "no process is writing this run, and it has not ended"
             words.append(why if "resume" in why else f"{why}; start it again to resume it")
@@ -174,10 +169,23 @@ class FollowedRun:
                 words.append(f"lost clients: {status.lost_clients}{more}")
         else:
             return self.history.stop_detail
-        if self.history.events:
-            event = self.history.events[-1]
+        for event in self.history.events[-1:]:
             words.append(f"round {event['round']}: {event['event']}: {event['text']}")
         return "; ".join(words)
+
+    @property
+    def values(self) -> str:
+        """The newest values that are not costs."""
+        if not self.history.rows:
+            return ""
+        row = self.history.rows[-1]
+        names = [name for name in row if name not in COLUMNS or name in ("loss", "grad_norm")]
+        words = [
+            f"{describe_column(name).label} {format_number(row[name]) or row[name]}"
+            for name in names
+        ]
+        part = [] if is_complete(row) else [f"of {row[MEASURED]:.0f} clients only"]
+        return ", ".join(words + part)
 
     def describe(self) -> dict[str, object]:
         """Return a row of `--json`."""
@@ -190,7 +198,7 @@ class FollowedRun:
             "last": self.history.rows[-1] if self.history.rows else {},
             "rate": self.rate,
             "seconds_left": self.seconds_left,
-            "events": self.history.events[-_EVENTS:],
+            "events": self.history.events[-5:],
             "status": asdict(self.status),
         }
 
@@ -248,8 +256,9 @@ class RunFollower:
         heading = f"{self.root}: {', '.join(counts) or 'no runs yet'}"
         table = Table(title=Text(heading), title_justify="left")
         table.add_column("run", overflow="fold", min_width=12)
-        for name in ("state", "round", "rounds/s", "left"):
-            table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for name in ("round", "rounds/s", "left"):
+            table.add_column(name, justify="right", no_wrap=True)
         table.add_column("newest values", overflow="fold")
         shown = list(self.runs)
         if limit is not None and len(shown) > limit:
@@ -259,24 +268,12 @@ class RunFollower:
         for name in shown:
             run, state = self.runs[name], states[name]
             left = run.seconds_left
-            values = _describe_values(run.history.rows[-1]) if run.history.rows else ""
             table.add_row(
                 Text(run.path.name if name == "." else name),
                 Text(state.value, style=_COLOURS.get(state, "")),
                 f"{run.round:,}/{run.rounds:,}" if run.rounds else "",
                 f"{run.rate:,.0f}" if run.rate >= 10 else f"{run.rate:.2g}" if run.rate else "",
                 "" if left is None else format_duration(left),
-                Text("; ".join(filter(None, (values, run.detail)))),
+                Text("; ".join(filter(None, (run.values, run.detail)))),
             )
         return table
-
-
-def _describe_values(record: Mapping[str, float]) -> str:
-    """Name the values of a record that are not costs."""
-    names = [name for name in record if name not in COLUMNS or name in ("loss", "grad_norm")]
-    words = [
-        f"{describe_column(name).label} {format_number(record[name]) or record[name]}"
-        for name in names
-    ]
-    part = [] if is_complete(record) else [f"of {record[MEASURED]:.0f} clients only"]
-    return ", ".join(words + part)

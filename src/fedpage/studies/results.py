@@ -16,9 +16,9 @@ from fedpage.core.columns import AXES, Cost
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import put
 from fedpage.core.target import Target
-from fedpage.report import page
+from fedpage.report.bands import Summary
 from fedpage.report.figure_file import find_tex, write_figure
-from fedpage.report.panel import Summary
+from fedpage.report.page import Page
 from fedpage.report.plots import FigureRuns, draw_figure
 from fedpage.report.summary import end_value
 from fedpage.report.titles import describe_runs
@@ -313,8 +313,7 @@ def write_page(
     costs = list(dict.fromkeys((Cost.parse(x).name, *AXES)))
     notes = dict.fromkeys(run.meta.get("problem", {}).get("data_note") for run in runs)
     note = "; ".join(filter(None, notes))
-    return page.write(
-        path,
+    page = Page(
         title=title,
         figures=figures,
         settings={study.config.name: _settings(study) for study in studies}
@@ -327,6 +326,7 @@ def write_page(
         target=first.config.target,
         runs=runs if len(runs) <= _LISTED else (),
     )
+    return page.write(path)
 
 
 def _recorded(runs: Sequence[History], first: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedpage.core.columns import list_axes
 from fedpage.methods.registry import describe_method
-from fedpage.report import page
+from fedpage.report.page import Page
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.report.tables import Table
 from fedpage.report.titles import by_method
@@ -56,8 +56,7 @@ def write_page(
     }
     curves = PanelRuns("", by_method(runs))
     last = f"Recommended: {found.reason}" if len(found.ranking) > 1 else found.advice
-    return page.write(
-        path,
+    page = Page(
         title=title,
         figures=[FigureRuns("runs", "The evaluation on held-out seeds", "", 1, (curves,))],
         settings=settings,
@@ -71,3 +70,4 @@ def write_page(
         target=question.target,
         runs=runs,
     )
+    return page.write(path)
