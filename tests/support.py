@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from rows import ROWS, Setting
 
 import fedpage as fp
-from fedpage.codecs import Codec, Keys
-from fedpage.core.random import RoundDraws
-
-
-def compress(codec: Codec, round: int, client: int, v: list[float], field: int = 0) -> list[float]:
-    """Return C(v) with the random numbers of a client in a round of a script."""
-    draws = RoundDraws(0, round)
-    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
-    return [float(value) for value in codec.apply(np.array([v]), keys)[0]]
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-from plain import X0, problem_of
-from support import Unfused
+import functools
 
-from fedpage.testing import replay
+import pytest
+from plain import check_replay
 
 
 @pytest.fixture(params=["robust", "nonconvex"])
@@ -16,11 +15,5 @@ def objective(request):
 
 @pytest.fixture(params=["fused", "steps"])
 def check(request, objective):
-    """Return a function that replays a script and compares x after every round."""
-
-    def check_replay(method, script, expected):
-        fused = problem_of(objective)
-        problem = Unfused(fused) if request.param == "steps" else fused
-        return replay(problem, method, script, expected, x0=X0)
-
-    return check_replay
+    """Return a function that compares a method with an algorithm in plain Python."""
+    return functools.partial(check_replay, objective, request.param == "fused")

@@ -3,164 +3,122 @@
 from __future__ import annotations
 
 import itertools
-import math
+from typing import Any
 
 import numpy as np
 import pytest
-from plain import X0, D, M, N, add, chance, grad, mean, some_rows
+from plain import X0, ZERO, Plain, mean
 from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
-from fedpage.testing import ScriptedDraws
 
-ALL_ROWS = list(range(M))
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
 
 
-def plain_moves(objective, x, clients, batches, eta):
-    """Return y_K - x of each client, after steps of SGD."""
-    moves = []
-    for i in clients:
-        y = x
-        for rows in batches[i]:
-            y = add((1, y), (-eta, grad(objective, i, rows, y)))
-        moves.append(add((1, y), (-1, x)))
-    return moves
-
-
-def sample(S, K, b):
-    """Return S clients, and K minibatches for each."""
-    clients = sorted(chance.sample(range(N), S))
-    return clients, {i: [some_rows(b) for _ in range(K)] for i in clients}
-
-
-def sign(t):
-    return (t > 0) - (t < 0)
+def local_sgd(plain: Plain, i, x, m):
+    """Return y_K - x after steps of SGD of a client."""
+    y = x
+    for _ in range(m.K):
+        y = y - m.eta_l * plain.grad(i, y, plain.batch(i, m.b))
+    return y - x
 
 
 # Replays against plain Python
 
 
-@pytest.mark.parametrize("name", ["FedAvgM", "FedNesterov"])
-def test_replay_of_momentum(objective, check, name):
-    S, K, b, eta_l, eta_g, beta = 2, 3, 2, 0.1, 1.2, 0.7
-    x, m, script, expected = X0, [0.0] * D, [], []
-    for r in range(8):
-        clients, batches = sample(S, K, b)
-        move = mean(plain_moves(objective, x, clients, batches, eta_l))
-        m = add((beta, m), (1, move))
-        if name == "FedAvgM":
-            x = add((1, x), (eta_g, m))
+def momentum(plain: Plain, m):
+    x, v = X0, ZERO
+    while True:
+        move = mean(local_sgd(plain, i, x, m) for i in plain.clients(m.S))
+        v = m.beta * v + move
+        x = x + m.eta_g * (move + m.beta * v if isinstance(m, fp.FedNesterov) else v)
+        yield x, {"m": v}, {}
+
+
+def adaptive(plain: Plain, m):
+    x, first, v = X0, ZERO, ZERO + m.tau**2
+    while True:
+        move = mean(local_sgd(plain, i, x, m) for i in plain.clients(m.S))
+        first = m.beta1 * first + (1 - m.beta1) * move
+        if isinstance(m, fp.FedAdagrad):
+            v = v + move**2
+        elif isinstance(m, fp.FedYogi):
+            v = v - (1 - m.beta2) * move**2 * np.sign(v - move**2)
         else:
-            x = add((1, x), (eta_g, move), (eta_g * beta, m))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    method = getattr(fp, name)(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, beta=beta)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.m, m, rtol=0, atol=1e-10)
+            v = m.beta2 * v + (1 - m.beta2) * move**2
+        x = x + m.eta_g * first / (np.sqrt(v) + m.tau)
+        yield x, {"m": first, "v": v}, {}
 
 
-@pytest.mark.parametrize("beta1", [0.0, 0.8])
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_replay_of_adaptive_servers(objective, check, name, beta1):
-    S, K, b, eta_l, eta_g, beta2, tau = 2, 3, 2, 0.15, 0.1, 0.7, 0.02
-    x, m, v, script, expected = X0, [0.0] * D, [tau * tau] * D, [], []
-    for r in range(8):
-        clients, batches = sample(S, K, b)
-        move = mean(plain_moves(objective, x, clients, batches, eta_l))
-        m = add((beta1, m), (1 - beta1, move))
-        for k, t in enumerate(move):
-            if name == "FedAdagrad":
-                v[k] += t * t
-            elif name == "FedYogi":
-                v[k] -= (1 - beta2) * t * t * sign(v[k] - t * t)
-            else:
-                v[k] = beta2 * v[k] + (1 - beta2) * t * t
-        x = [x[k] + eta_g * m[k] / (math.sqrt(v[k]) + tau) for k in range(D)]
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    more = {} if name == "FedAdagrad" else {"beta2": beta2}
-    method = getattr(fp, name)(
-        S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, beta1=beta1, tau=tau, **more
-    )
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-10)
+def fedexp(plain: Plain, m):
+    x = X0
+    while True:
+        moves = [local_sgd(plain, i, x, m) for i in plain.clients(m.S)]
+        move, spread = mean(moves), mean(own @ own for own in moves)
+        factor = max(1.0, spread / (2 * (move @ move + m.eps)))
+        x, before = x + factor * move, x
+        yield mean([x, before]) if m.averaged else x, {"eta_g": factor}, {}
 
 
-@pytest.mark.parametrize("averaged", [False, True])
-def test_replay_of_fedexp(objective, check, averaged):
-    S, K, b, eta_l, eps = 3, 3, 2, 0.3, 0.01
-    x, script, expected, factors = X0, [], [], []
-    for r in range(10):
-        clients, batches = sample(S, K, b)
-        moves = plain_moves(objective, x, clients, batches, eta_l)
-        move = mean(moves)
-        spread = sum(t * t for own in moves for t in own) / S
-        factors.append(max(1.0, spread / (2 * (sum(t * t for t in move) + eps))))
-        x, before = add((1, x), (factors[-1], move)), x
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(mean([x, before]) if averaged else x)
-    run = check(fp.FedExP(S=S, K=K, b=b, eta_l=eta_l, eps=eps, averaged=averaged), script, expected)
-    assert run.state.eta_g == pytest.approx(factors[-1], abs=1e-10)
-    assert max(factors) > 1.0
-
-
-def test_replay_of_mimelite(objective, check):
-    S, K, b, eta_l, eta_g, beta = 2, 3, 2, 0.15, 1.2, 0.6
-    x, m, script, expected = X0, [0.0] * D, [], []
-    for r in range(8):
-        clients, batches = sample(S, K, b)
+def mimelite(plain: Plain, m):
+    x, v = X0, ZERO
+    while True:
         moves = []
-        for i in clients:
+        for i in plain.clients(m.S):
             y = x
-            for rows in batches[i]:
-                g = grad(objective, i, rows, y)
-                y = add((1, y), (-eta_l * (1 - beta), g), (-eta_l * beta, m))
-            moves.append(add((1, y), (-1, x)))
-        c = mean([grad(objective, i, ALL_ROWS, x) for i in clients])
-        x, m = add((1, x), (eta_g, mean(moves))), add((1 - beta, c), (beta, m))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    run = check(fp.MimeLite(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, beta=beta), script, expected)
-    np.testing.assert_allclose(run.state.m, m, rtol=0, atol=1e-10)
+            for _ in range(m.K):
+                g = plain.grad(i, y, plain.batch(i, m.b))
+                y = y - m.eta_l * ((1 - m.beta) * g + m.beta * v)
+            moves.append(y - x)
+        c = mean(plain.grad(i, x) for i in plain.called)
+        x, v = x + m.eta_g * mean(moves), (1 - m.beta) * c + m.beta * v
+        yield x, {"m": v}, {}
 
 
-class TwoExchanges(ScriptedDraws):
-    """Draws of a second exchange: `ago` gives the clients of the first, else others."""
-
-    def __init__(self, round, clients, batches):
-        super().__init__(round, False, sorted(set(range(N)) - set(clients))[: len(clients)], {})
-        self._same, self._batches = clients, batches
-
-    def clients(self, N, S, ago=0):
-        return np.array(self._same, dtype=np.int64) if ago == 1 else super().clients(N, S)
-
-
-def test_replay_of_mime(objective, check):
-    S, K, b, eta_l, eta_g, beta = 2, 3, 2, 0.15, 1.2, 0.6
-    x, m, script, expected = X0, [0.0] * D, [], []
-    for r in range(0, 12, 2):
-        clients, batches = sample(S, K, b)
-        c = mean([grad(objective, i, ALL_ROWS, x) for i in clients])
+def mime(plain: Plain, m):
+    x, v = X0, ZERO
+    while True:
+        c = mean(plain.grad(i, x) for i in plain.clients(m.S))
+        yield x, {}, {}
         moves = []
-        for i in clients:
+        for i in plain.same_clients():
             y = x
-            for rows in batches[i]:
-                change = add((1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, x)))
+            for _ in range(m.K):
+                rows = plain.batch(i, m.b)
+                g = plain.grad(i, y, rows) - plain.grad(i, x, rows) + c
                 # the paper's step, with the momentum of the last iteration
-                step = add((1 - beta, add((1, change), (1, c))), (beta, m))
-                y = add((1, y), (-eta_l, step))
-            moves.append(add((1, y), (-1, x)))
-        m = add((1 - beta, c), (beta, m))
-        expected.append(x)
-        x = add((1, x), (eta_g, mean(moves)))
-        expected.append(x)
-        script += [ScriptedDraws(r, False, clients, {}), TwoExchanges(r + 1, clients, batches)]
-    method = fp.Mime(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, beta=beta)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.m, m, rtol=0, atol=1e-10)
+                y = y - m.eta_l * ((1 - m.beta) * g + m.beta * v)
+            moves.append(y - x)
+        x, v = x + m.eta_g * mean(moves), (1 - m.beta) * c + m.beta * v
+        yield x, {"m": v}, {}
+
+
+LOCAL: dict[str, Any] = {"S": 2, "K": 3, "b": 2, "eta_l": 0.15}
+MIME: dict[str, Any] = {**LOCAL, "eta_g": 1.2, "beta": 0.6}
+SERVER: dict[str, Any] = {**LOCAL, "eta_g": 0.1, "tau": 0.02}
+REPLAYS: dict[str, Any] = {
+    "FedAvgM": (momentum, fp.FedAvgM(**MIME)),
+    "FedNesterov": (momentum, fp.FedNesterov(**MIME)),
+    "MimeLite": (mimelite, fp.MimeLite(**MIME)),
+    "Mime": (mime, fp.Mime(**MIME)),
+}
+for beta1 in (0.0, 0.8):
+    REPLAYS |= {
+        f"FedAdagrad {beta1}": (adaptive, fp.FedAdagrad(beta1=beta1, **SERVER)),
+        f"FedAdam {beta1}": (adaptive, fp.FedAdam(beta1=beta1, beta2=0.7, **SERVER)),
+        f"FedYogi {beta1}": (adaptive, fp.FedYogi(beta1=beta1, beta2=0.7, **SERVER)),
+    }
+for averaged in (False, True):
+    exp = fp.FedExP(S=3, K=3, b=2, eta_l=0.3, eps=0.01, averaged=averaged)
+    REPLAYS[f"FedExP {averaged}"] = (fedexp, exp)
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(check, name):
+    algorithm, method = REPLAYS[name]
+    check(method, algorithm, rounds=10)
 
 
 # FedOpt

@@ -1,6 +1,6 @@
 """Laws of SCAFFOLD's wire form and momentum, of FedDyn and of Scaffnew.
 
-The replays use nothing of fedpage: only lists, loops and the formulas of the papers.
+The replays are plain Python and the formulas of the papers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from plain import X0, D, N, add, chance, grad, mean, problem_of, some_rows
+from plain import X0, ZERO, D, N, Plain, mean, problem_of
 from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch, Draws
 from fedpage.engine.simulate import Simulation
-from fedpage.methods import scaffnew
+from fedpage.methods.scaffnew import Begin
 from fedpage.methods.scaffold import ClientState, Controlled
 from fedpage.methods.scaffold_variants import MoveAndChange, ScaffoldMomentum, ScaffoldOptionI
 from fedpage.testing import ScriptedDraws, replay
-
-ZERO = [0.0] * D
 
 
 def client_gradients(problem, x):
@@ -83,42 +81,73 @@ class MomentumOptionI(ScaffoldMomentum, ScaffoldOptionI):
     """Both variants at once."""
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.6])
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold(objective, check, option, beta):
-    kinds: dict = {
-        ("I", False): ScaffoldOptionI, ("II", False): fp.SCAFFOLD,
-        ("I", True): MomentumOptionI, ("II", True): ScaffoldMomentum,
-    }  # fmt: skip
-    S, K, b, b0, eta_l, eta_g = 2, 3, 2, 3, 0.15, 1.2
+def scaffold(plain: Plain, m):
     x, c, own, move = X0, ZERO, [ZERO] * N, ZERO
-    script, expected = [], []
-    for r in range(8):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [*(some_rows(b) for _ in range(K)), some_rows(b0)] for i in clients}
+    while True:
         moves, changes = [], []
-        for i in clients:
+        for i in plain.clients(m.S):
             y = x
-            for rows in batches[i][:K]:
-                step = add((1, grad(objective, i, rows, y)), (-1, own[i]), (1, c))
-                y = add((1, y), (-eta_l, step))
-            if option == "I":
-                new = grad(objective, i, batches[i][K], x)
+            for _ in range(m.K):
+                y = y - m.eta_l * (plain.grad(i, y, plain.batch(i, m.b)) - own[i] + c)
+            if isinstance(m, ScaffoldOptionI):
+                new = plain.grad(i, x, plain.batch(i, m.b0))
             else:
-                new = add((1, own[i]), (-1, c), (1 / (K * eta_l), add((1, x), (-1, y))))
-            moves.append(add((1, y), (-1, x)))
-            changes.append(add((1, new), (-1, own[i])))
-            own = [new if j == i else old for j, old in enumerate(own)]
-        move = add((beta, move), (eta_g, mean(moves)))
-        x, c = add((1, x), (1, move)), add((1, c), (S / N, mean(changes)))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    more = ({"b0": b0} if option == "I" else {}) | ({"beta": beta} if beta else {})
-    method = kinds[option, beta > 0](S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, **more)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.c, c, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().c, own, rtol=0, atol=1e-10)
-    assert run.costs.gradients == 8 * S * (K * b + (b0 if option == "I" else 0))
+                new = own[i] - c + (x - y) / (m.K * m.eta_l)
+            moves.append(y - x)
+            changes.append(new - own[i])
+            own[i] = new
+        move = getattr(m, "beta", 0.0) * move + m.eta_g * mean(moves)
+        x, c = x + move, c + m.S / N * mean(changes)
+        yield x, {"c": c}, {"c": own}
+
+
+def feddyn(plain: Plain, m):
+    x, a, own = X0, ZERO, [ZERO] * N
+    while True:
+        moves = []
+        for i in plain.clients(m.S):
+            y = x
+            for _ in range(m.K):
+                g = plain.grad(i, y, plain.batch(i, m.b))
+                y = y - m.eta_l * (g + m.mu * (y - x + own[i]))
+            moves.append(y - x)
+            own[i] = own[i] + y - x
+        a = a + m.S / N * mean(moves)
+        x = x + mean(moves) + a
+        yield x, {"a": a}, {"a": own}
+
+
+def scaffnew(plain: Plain, m):
+    x, h = X0, [ZERO] * N
+    while True:
+        ends, K = [], plain.steps()
+        for i in range(N):
+            y = x
+            for _ in range(K):
+                y = y - m.eta * (plain.grad(i, y, plain.batch(i, m.b)) - h[i])
+            ends.append(y)
+        x, used = mean(ends), h
+        h = [used[i] + m.p / m.eta * (x - ends[i]) for i in range(N)]
+        yield x, {}, {"h": used}  # clients learn the mean in the next round
+
+
+LOCAL: dict[str, Any] = {"S": 2, "K": 3, "b": 2, "eta_l": 0.15}
+REPLAYS: dict[str, Any] = {
+    "option I": (scaffold, ScaffoldOptionI(b0=3, eta_g=1.2, **LOCAL)),
+    "option II": (scaffold, fp.SCAFFOLD(eta_g=1.2, **LOCAL)),
+    "option I, momentum": (scaffold, MomentumOptionI(b0=3, eta_g=1.2, beta=0.6, **LOCAL)),
+    "option II, momentum": (scaffold, ScaffoldMomentum(eta_g=1.2, beta=0.6, **LOCAL)),
+    "FedDyn": (feddyn, fp.FedDyn(mu=1.7, **LOCAL)),
+    "Scaffnew": (scaffnew, fp.Scaffnew(p=0.3, eta=0.15, b=2)),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(check, name):
+    algorithm, method = REPLAYS[name]
+    run = check(method, algorithm, rounds=8)
+    rows = {"option I": 8 * 2 * (3 * 2 + 3), "option II": 8 * 2 * 3 * 2}
+    assert run.costs.gradients == rows.get(name, run.costs.gradients)
 
 
 @pytest.mark.parametrize(
@@ -177,30 +206,6 @@ def test_the_server_keeps_the_mean_of_client_states_where_replies_are_lost(name)
 
 
 # FedDyn
-
-
-def test_feddyn(objective, check):
-    S, K, b, mu, eta = 2, 3, 2, 1.7, 0.2
-    x, a, own, script, expected = X0, ZERO, [ZERO] * N, [], []
-    for r in range(8):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
-        moves = []
-        for i in clients:
-            y = x
-            for rows in batches[i]:
-                regulariser = add((mu, y), (-mu, x), (mu, own[i]))
-                y = add((1, y), (-eta, grad(objective, i, rows, y)), (-eta, regulariser))
-            moves.append(add((1, y), (-1, x)))
-            new = add((1, own[i]), (1, moves[-1]))
-            own = [new if j == i else old for j, old in enumerate(own)]
-        a = add((1, a), (S / N, mean(moves)))
-        x = add((1, x), (1, mean(moves)), (1, a))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    run = check(fp.FedDyn(S=S, K=K, b=b, mu=mu, eta_l=eta), script, expected)
-    np.testing.assert_allclose(run.state.a, a, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().a, own, rtol=0, atol=1e-10)
 
 
 def test_feddyns_a_is_the_mean_of_the_clients_a():
@@ -265,26 +270,6 @@ def test_feddyns_step_is_one_over_mu_and_the_local_step_follows_it():
 
 
 # Scaffnew
-
-
-def test_scaffnew(objective, check):
-    p, b, eta = 0.3, 2, 0.15
-    x, h, script, expected = X0, [ZERO] * N, [], []
-    used = h
-    for r, K in enumerate([3, 1, 5, 2, 2, 7, 1]):
-        batches = {i: [some_rows(b) for _ in range(K)] for i in range(N)}
-        ends = []
-        for i in range(N):
-            y = x
-            for rows in batches[i]:
-                y = add((1, y), (-eta, grad(objective, i, rows, y)), (eta, h[i]))
-            ends.append(y)
-        x, used = mean(ends), h
-        h = [add((1, h[i]), (p / eta, x), (-p / eta, ends[i])) for i in range(N)]
-        script.append(ScriptedDraws(r, False, [], batches, steps=K))
-        expected.append(x)
-    run = check(fp.Scaffnew(p=p, eta=eta, b=b), script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().h, used, rtol=0, atol=1e-10)
 
 
 class FixedSteps:
@@ -394,7 +379,7 @@ def test_scaffnew_refuses_numbers_of_steps_that_are_never_drawn():
     oracle = problem.oracle(np.arange(N), RoundDraws(0, 0))
     state = method.client_state(np.zeros((N, D)), np.zeros((N, D)))
     for K in (0.0, 76.0, 1.5, np.nan, np.inf):
-        message = scaffnew.Begin(np.array(X0), np.array([K]))
+        message = Begin(X0, np.array([K]))
         with pytest.raises(fp.InputError, match=r"local steps, which p=0\.5 never gives"):
             method.client(message, oracle, state)
     with pytest.raises(fp.InputError, match="p must be at least 1e-6"):

@@ -1,6 +1,6 @@
 """Laws of EF21 and its variants, SAG, DASHA and SCALLION: replays, reductions, invariants, steps.
 
-The replays use nothing of fedpage: only lists, loops and the formulas of the papers.
+The replays are plain Python and the formulas of the papers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from plain import X0, D, M, N, add, chance, grad, mean, some_rows
+from plain import X0, ZERO, D, N, Plain, mean
 from support import quadratic, uneven
 
 import fedpage as fp
@@ -26,10 +26,6 @@ from fedpage.methods.dasha import DASHA, DASHAPP
 from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG
 from fedpage.methods.ef21_bc import EF21BC
 from fedpage.methods.scallion import SCALLION
-from fedpage.testing import ScriptedDraws
-
-ZERO = [0.0] * D
-EVERY = list(range(M))
 
 
 @dataclass(frozen=True)
@@ -45,25 +41,6 @@ class FirstTwice(Identity):
         return v * np.where(np.arange(v.shape[1]) % 2 == 0, 2.0, 0.0)
 
 
-def first_twice(v: list[float]) -> list[float]:
-    return [2 * a if k % 2 == 0 else 0.0 for k, a in enumerate(v)]
-
-
-def top(v: list[float], k: int) -> list[float]:
-    kept = sorted(range(len(v)), key=lambda j: (-abs(v[j]), j))[:k]
-    return [a if j in kept else 0.0 for j, a in enumerate(v)]
-
-
-class NoRandomness(ScriptedDraws):
-    """Draws that refuse keys: deterministic codecs must not ask for any."""
-
-    def client_keys(self, clients: np.ndarray, field: int) -> np.ndarray:
-        raise AssertionError("a deterministic codec asked for randomness")
-
-    def shared_key(self, field: int) -> np.uint64:
-        raise AssertionError("a deterministic codec asked for randomness")
-
-
 def gradients_of(problem: Any, x: np.ndarray) -> np.ndarray:
     """Return all clients' gradients at x, (N, d)."""
     oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
@@ -73,134 +50,109 @@ def gradients_of(problem: Any, x: np.ndarray) -> np.ndarray:
 # Replays
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.4])
-def test_ef21_pp(objective, check, beta):
-    S, b, eta = 2, 2, 0.3
-    x, v, table, script, expected = X0, ZERO, [ZERO] * N, [], []
-    for r in range(9):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b)] for i in clients}
-        table = list(table)
-        for i in clients:
-            change = add((1, grad(objective, i, batches[i][0], x)), (-1, table[i]))
-            table[i] = add((1, table[i]), (1, top(change, 1)))
-        v = add((beta, v), (1, mean(table)))
-        x = add((1, x), (-eta, v))
-        script.append(NoRandomness(r, False, clients, batches))
-        expected.append(x)
-    run = check(EF21PP(S=S, b=b, eta=eta, beta=beta, up="topk:1"), script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
-    assert run.costs.floats_up == 9 * S
-    assert run.costs.bits_up == 9 * S * (64 + 2)  # TopK's index is sent too
+def ef21_pp(plain: Plain, m):
+    x, v, g = X0, ZERO, [ZERO] * N
+    while True:
+        for i in plain.clients(getattr(m, "S", None)):
+            change = plain.grad(i, x, plain.batch(i, m.b)) - g[i]
+            g[i] = g[i] + plain.compress(i, change, m.up)
+        v = m.beta * v + mean(g)
+        x = x - m.eta * v
+        yield x, {"g": mean(g)}, {"g": g}
 
 
-def test_sag(objective, check):
+def sag(plain: Plain, m):
     """Keep a table of the last gradients, and move along its mean."""
-    S, eta = 2, 0.3
-    x, table, script, expected = X0, [ZERO] * N, [], []
-    for r in range(9):
-        clients = sorted(chance.sample(range(N), S))
-        table = [grad(objective, i, EVERY, x) if i in clients else table[i] for i in range(N)]
-        x = add((1, x), (-eta, mean(table)))
-        script.append(NoRandomness(r, False, clients, {}))
-        expected.append(x)
-    check(SAG(S=S, eta=eta), script, expected)
-    check(EF21PP(S=S, eta=eta), script, expected)
+    x, g = X0, [ZERO] * N
+    while True:
+        for i in plain.clients(m.S):
+            g[i] = plain.grad(i, x)
+        x = x - m.eta * mean(g)
+        yield x, {}, {"g": g}
 
 
-def test_ef21_sgdm(objective, check):
-    b, eta, m = 2, 0.4, 0.3
-    x, table, momenta, script, expected = X0, [ZERO] * N, [ZERO] * N, [], []
-    for r in range(9):
-        batches = {i: [some_rows(b)] for i in range(N)}
-        momenta = [
-            add((1 - m, momenta[i]), (m, grad(objective, i, batches[i][0], x))) for i in range(N)
-        ]
-        table = [
-            add((1, g), (1, top(add((1, v), (-1, g)), 1)))
-            for g, v in zip(table, momenta, strict=True)
-        ]
-        x = add((1, x), (-eta, mean(table)))
-        script.append(NoRandomness(r, False, [], batches))
-        expected.append(x)
-    run = check(EF21SGDM(b=b, eta=eta, m=m, up="topk:1"), script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().v, momenta, rtol=0, atol=1e-10)
+def ef21_sgdm(plain: Plain, m):
+    x, g, v = X0, [ZERO] * N, [ZERO] * N
+    while True:
+        for i in range(N):
+            v[i] = (1 - m.m) * v[i] + m.m * plain.grad(i, x, plain.batch(i, m.b))
+            g[i] = g[i] + plain.compress(i, v[i] - g[i], m.up)
+        x = x - m.eta * mean(g)
+        yield x, {}, {"g": g, "v": v}
 
 
-def test_ef21_bc(objective, check):
+def ef21_bc(plain: Plain, m):
     """Both ends keep an estimate of what they send; everyone moves x by the server's estimate."""
-    b, eta = 2, 0.3
-    x, w, table, script, expected = X0, ZERO, [ZERO] * N, [], []
-    for r in range(9):
-        batches = {i: [some_rows(b)] for i in range(N)}
-        changes = [
-            top(add((1, grad(objective, i, batches[i][0], x)), (-1, table[i])), 1) for i in range(N)
-        ]
-        table = [add((1, g), (1, c)) for g, c in zip(table, changes, strict=True)]
-        w = add((1, w), (1, top(add((1, mean(table)), (-1, w)), 2)))
-        before, x = x, add((1, x), (-eta, w))
-        script.append(NoRandomness(r, False, [], batches))
-        expected.append(x)
-    run = check(EF21BC(b=b, eta=eta, up="topk:1", down="topk:2"), script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().g, table, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().x, [before] * N, rtol=0, atol=1e-10)
-    # the start is sent as it is, then two numbers and their places
-    assert run.costs.bits_down == N * (64 * D + 8 * (2 * 64 + D))
+    x, w, g = X0, ZERO, [ZERO] * N
+    while True:
+        for i in range(N):
+            g[i] = g[i] + plain.compress(i, plain.grad(i, x, plain.batch(i, m.b)) - g[i], m.up)
+        w = w + plain.compress(0, mean(g) - w, m.down)
+        before, x = x, x - m.eta * w
+        yield x, {}, {"g": g, "x": [before] * N}
 
 
-@pytest.mark.parametrize("S", [2, N])
-def test_dasha(objective, check, S):
-    eta, omega, q = 0.1, 1.0, S / N
+def dasha(plain: Plain, m):
+    S = getattr(m, "S", N)
+    omega, q = 1.0, S / N
     a, b = q / (2 * omega + 1), q / (2 - q)
-    x, x_prev, hs, gs, script, expected = X0, X0, [ZERO] * N, [ZERO] * N, [], []
-    for r in range(9):
-        clients = sorted(chance.sample(range(N), S))
-        hs, gs = list(hs), list(gs)
-        for i in clients:
-            new, old = grad(objective, i, EVERY, x), grad(objective, i, EVERY, x_prev)
-            k = add((1, new), (-1, old), (-b, hs[i]), (b, old))
-            sent = first_twice(add((1 / q, k), (-a / q, gs[i]), (a / q, hs[i])))
-            hs[i], gs[i] = add((1, hs[i]), (1 / q, k)), add((1, gs[i]), (1, sent))
-        x, x_prev = add((1, x), (-eta, mean(gs))), x
-        script.append(ScriptedDraws(r, False, clients, {}))
-        expected.append(x)
-    method = DASHA(eta=eta, up=FirstTwice()) if S == N else DASHAPP(S=S, eta=eta, up=FirstTwice())
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().h, hs, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().g, gs, rtol=0, atol=1e-10)
-    assert run.costs.floats_down == 9 * S * (2 * D + 1)
+    x, x_prev, h, g = X0, X0, [ZERO] * N, [ZERO] * N
+    while True:
+        for i in plain.clients(S):
+            new, old = plain.grad(i, x), plain.grad(i, x_prev)
+            k = new - old - b * (h[i] - old)
+            sent = plain.compress(i, k / q - a / q * (g[i] - h[i]), m.up)
+            h[i], g[i] = h[i] + k / q, g[i] + sent
+        x, x_prev = x - m.eta * mean(g), x
+        yield x, {}, {"h": h, "g": g}
 
 
-@pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("a", [None, 0.7])
-def test_scallion(objective, check, a, unbiased):
-    S, K, b, eta_l, eta_g = 2, 3, 2, 0.1, 1.3
-    scale = 0.5 if a is None else a  # 1/(1 + omega)
-    x, c, table, script, expected = X0, ZERO, [ZERO] * N, [], []
-    for r in range(8):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
-        changes, table = [], list(table)
-        for i in clients:
+def scallion(plain: Plain, m):
+    scale = 0.5 if m.a is None else m.a  # 1/(1 + omega)
+    x, c, own = X0, ZERO, [ZERO] * N
+    while True:
+        sent = []
+        for i in plain.clients(m.S):
             y = x
-            for rows in batches[i]:
-                y = add(
-                    (1, y), (-eta_l, grad(objective, i, rows, y)), (eta_l, table[i]), (-eta_l, c)
-                )
-            direction = add((1 / (K * eta_l), x), (-1 / (K * eta_l), y))
-            changes.append(first_twice(add((scale, direction), (-scale, c))))
-            table[i] = add((1, table[i]), (1, changes[-1]))
-        move = add((1 / scale if unbiased else 1.0, mean(changes)), (1, c))
-        x, c = add((1, x), (-eta_g * K * eta_l, move)), mean(table)
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    method = SCALLION(
-        S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, a=a, unbiased=unbiased, up=FirstTwice()
-    )
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().c, table, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.state.c, c, rtol=0, atol=1e-10)
+            for _ in range(m.K):
+                y = y - m.eta_l * (plain.grad(i, y, plain.batch(i, m.b)) - own[i] + c)
+            direction = (x - y) / (m.K * m.eta_l)
+            sent.append(plain.compress(i, scale * (direction - c), m.up))
+            own[i] = own[i] + sent[-1]
+        move = mean(sent) / (scale if m.unbiased else 1.0) + c
+        x, c = x - m.eta_g * m.K * m.eta_l * move, mean(own)
+        yield x, {"c": c}, {"c": own}
+
+
+LOCAL: dict[str, Any] = {"S": 2, "K": 3, "b": 2, "eta_l": 0.1, "eta_g": 1.3, "up": FirstTwice()}
+REPLAYS: dict[str, Any] = {
+    "EF21": (ef21_pp, EF21(b=2, eta=0.3, beta=0.4, up="topk:1")),
+    "EF21-PP": (ef21_pp, EF21PP(S=2, b=2, eta=0.3, up="topk:1")),
+    "EF21-PP momentum": (ef21_pp, EF21PP(S=2, b=2, eta=0.3, beta=0.4, up="topk:1")),
+    "SAG": (sag, SAG(S=2, eta=0.3)),
+    "SAG as EF21-PP": (sag, EF21PP(S=2, eta=0.3)),
+    "EF21-SGDM": (ef21_sgdm, EF21SGDM(b=2, eta=0.4, m=0.3, up="topk:1")),
+    "EF21-BC": (ef21_bc, EF21BC(b=2, eta=0.3, up="topk:1", down="topk:2")),
+    "DASHA": (dasha, DASHA(eta=0.1, up=FirstTwice())),
+    "DASHA-PP": (dasha, DASHAPP(S=2, eta=0.1, up=FirstTwice())),
+    "SCALLION": (scallion, SCALLION(**LOCAL)),
+    "SCALLION a": (scallion, SCALLION(a=0.7, **LOCAL)),
+    "SCALLION unbiased": (scallion, SCALLION(unbiased=True, **LOCAL)),
+    "SCALLION unbiased a": (scallion, SCALLION(a=0.7, unbiased=True, **LOCAL)),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(check, name):
+    algorithm, method = REPLAYS[name]
+    costs = check(method, algorithm).costs
+    expected = {
+        "EF21-PP": (9 * 2, 9 * 2 * (64 + 2), 9 * 2 * 64 * D),  # TopK's position is sent too
+        # the start is sent as it is, then two numbers and their places
+        "EF21-BC": (9 * N, 9 * N * 66, N * (64 * D + 8 * (2 * 64 + D))),
+        "DASHA-PP": (9 * 2 * D, 9 * 2 * 64 * D, 9 * 2 * 64 * (2 * D + 1)),
+    }.get(name)
+    assert expected in (None, (costs.floats_up, costs.bits_up, costs.bits_down))
 
 
 # Reductions

@@ -1,7 +1,6 @@
 """MARINA's family, FedPAGE with codecs, and local methods whose replies are cast.
 
-The replays are plain Python: lists, loops and the formulas of the paper. Only the codec is the
-library's, used as a function of a vector.
+The replays are plain Python and the formulas of the paper.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
-from plain import X0, M, N, add, chance, grad, mean, problem_of, some_rows
-from support import Unfused, compress, quadratic, uneven
+from plain import X0, Plain, mean
+from support import quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Codec, Keys, as_codec
@@ -22,8 +22,6 @@ from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import steps
 from fedpage.testing import ScriptedDraws, replay
-
-ALL_ROWS = list(range(M))
 
 
 def descend(problem: Any, step: float, rounds: int) -> np.ndarray:
@@ -36,48 +34,34 @@ def descend(problem: Any, step: float, rounds: int) -> np.ndarray:
 # 1. Replays
 
 
-@pytest.mark.parametrize("up", ["natural", "randk:1", "randk:2", "none"])
-@pytest.mark.parametrize("S", [2, N])
-def test_fedpage_with_one_local_step_and_a_codec_is_pp_marina(objective, S, up):
-    """Compare PP-MARINA, FedPAGE and PAGE with Algorithm 4 of the paper on the same draws."""
-    eta, b, codec = 0.3, 2, as_codec(up)
-    x, x_prev, g, script, expected = X0, X0, X0, [], []
-    for r in range(12):
-        coin = r in (0, 5, 6)
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b)] for i in clients}
-        if coin:
-            g = mean([grad(objective, i, ALL_ROWS, x) for i in range(N)])
+def marina(plain: Plain, m):
+    """Algorithm 4 of the paper."""
+    x = x_prev = g = X0
+    for r in count():
+        if plain.coin(r in (0, 5, 6)):
+            g = plain.full(x)
         else:
             differences = []
-            for i in clients:
-                (rows,) = batches[i]
-                change = add(
-                    (1, grad(objective, i, rows, x)), (-1, grad(objective, i, rows, x_prev))
-                )
-                differences.append(compress(codec, r, i, change))
-            g = add((1, g), (1, mean(differences)))
-        x, x_prev = add((1, x), (-eta, g)), x
-        script.append(ScriptedDraws(r, coin, clients, batches))
-        expected.append(x)
-    problem = problem_of(objective)
-    same = {"S": S, "p": 0.3, "eta_g": eta, "up": up}
-    for case in (problem, Unfused(problem)):
-        runs = [
-            replay(case, method, script, x0=np.array(X0))
-            for method in (
-                fp.PPMARINA(**same, b=b),
-                fp.FedPAGE(**same, K=1, b2=b),
-                fp.PAGE(**same, b2=b),
-                *([fp.VRMARINA(p=0.3, eta_g=eta, up=up, b=b)] if S == N else []),
-            )
-        ]
-        for x in expected:
-            for run in runs:
-                run.step()
-                np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
-        assert len({run.x.tobytes() for run in runs}) == 1
-        assert len({(run.costs.bits_up, run.costs.bytes_down) for run in runs}) == 1
+            for i in plain.clients(m.S):
+                rows = plain.batch(i, m.b if hasattr(m, "b") else m.b2)
+                change = plain.grad(i, x, rows) - plain.grad(i, x_prev, rows)
+                differences.append(plain.compress(i, change, m.up))
+            g = g + mean(differences)
+        x, x_prev = x - m.eta_g * g, x
+        yield x, {"g": g}, {}
+
+
+@pytest.mark.parametrize("up", ["natural", "randk:1", "randk:2", "none"])
+@pytest.mark.parametrize("kind", ["PP-MARINA", "FedPAGE", "PAGE", "VR-MARINA"])
+def test_replay(check, kind, up):
+    options: dict[str, Any] = {"p": 0.3, "eta_g": 0.3, "up": up}
+    method = {
+        "PP-MARINA": fp.PPMARINA(S=2, b=2, **options),
+        "FedPAGE": fp.FedPAGE(S=2, K=1, b2=2, **options),
+        "PAGE": fp.PAGE(S=2, b2=2, **options),
+        "VR-MARINA": fp.VRMARINA(b=2, **options),
+    }[kind]
+    check(method, marina, rounds=12)
 
 
 @pytest.mark.parametrize("up", ["natural", "randk:2", "float32", "none"])
@@ -94,64 +78,6 @@ def test_pp_marina_has_the_bits_of_fedpage(kind, up):
     everyone = fp.FedPAGE(S=problem.N, K=1, p=0.3, up=up, b2=2)
     one, other = (fp.simulate(problem, m, rounds=20, seed=1) for m in (small, everyone))
     assert one.same(other)
-
-
-def test_fedpage_with_local_steps_sends_what_g_changes_by(objective, check):
-    """K = 3, leak-free or not: only the differences to the g of the message are compressed."""
-    S, K, b2, b3, eta_g, eta_l, codec = 2, 3, 3, 1, 0.3, 0.2, as_codec("randk:2")
-    for leak_free in (False, True):
-        x, x_prev, g, script, expected = X0, X0, X0, [], []
-        for r in range(9):
-            coin = r in (0, 4)
-            clients = sorted(chance.sample(range(N), S))
-            batches = {i: [some_rows(b2)] + [some_rows(b3) for _ in range(K - 1)] for i in clients}
-            if coin:
-                g = mean([grad(objective, i, ALL_ROWS, x) for i in range(N)])
-                move = g
-            else:
-                moves, firsts = [], []
-                for i in clients:
-                    y, before, estimate, estimates = x, x_prev, g, []
-                    for rows in batches[i]:
-                        change = add(
-                            (1, grad(objective, i, rows, y)), (-1, grad(objective, i, rows, before))
-                        )
-                        estimate = add((1, estimate), (1, change))
-                        estimates.append(estimate)
-                        y, before = add((1, y), (-eta_l, estimate)), y
-                    change = add((1, mean(estimates)), (-1, g))
-                    moves.append(add((1, g), (1, compress(codec, r, i, change, field=0))))
-                    change = add((1, estimates[0]), (-1, g))
-                    firsts.append(add((1, g), (1, compress(codec, r, i, change, field=1))))
-                move = mean(moves)
-                g = mean(firsts) if leak_free else move
-            x, x_prev = add((1, x), (-eta_g, move)), x
-            script.append(ScriptedDraws(r, coin, clients, batches))
-            expected.append(x)
-        kind = fp.LeakFreeFedPAGE if leak_free else fp.FedPAGE
-        method = kind(S=S, K=K, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2, up=codec)
-        run = check(method, script, expected)
-        np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("up", ["natural", "randk:1"])
-def test_fedprox_compresses_its_moves(objective, check, up):
-    S, K, b, eta_l, eta_g, mu, codec = 2, 3, 2, 0.15, 1.2, 0.6, as_codec(up)
-    x, script, expected = X0, [], []
-    for r in range(6):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b) for _ in range(K)] for i in clients}
-        moves = []
-        for i in clients:
-            y = x
-            for rows in batches[i]:
-                step = add((1, grad(objective, i, rows, y)), (mu, y), (-mu, x))
-                y = add((1, y), (-eta_l, step))
-            moves.append(compress(codec, r, i, add((1, y), (-1, x))))
-        x = add((1, x), (eta_g, mean(moves)))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    check(fp.FedProx(S=S, K=K, b=b, eta_l=eta_l, eta_g=eta_g, mu=mu, up=up), script, expected)
 
 
 # 2. Reductions

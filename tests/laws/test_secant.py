@@ -1,36 +1,33 @@
 """SecantPAGE and the averaging start.
 
-The replays are plain Python: lists, loops, Gaussian elimination and the formulas of the method's
-page. What its metric and its variance estimate is checked by enumeration over all sampled clients.
+The replays are plain Python and the formulas of the method's page. What its metric and its variance
+estimate is checked by enumeration over all sampled clients.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-import random
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from plain import X0, D, M, N, add, chance, grad, mean, some_rows
-from rows.secant import LeakFreePassStart
-from support import compress, quadratic, uneven
+from plain import X0, ZERO, D, N, Plain, check_replay, fedpage_round, mean
+from rows import LeakFreePassStart
+from support import quadratic, uneven
 
 import fedpage as fp
-from fedpage.codecs import as_codec
 from fedpage.core import secant
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulate import Simulation
-from fedpage.methods import secantpage
+from fedpage.methods import secantpage as secantpage_module
 from fedpage.methods.fedpage_variants import PassStartFedPAGE
 from fedpage.methods.passes import Difference
 from fedpage.methods.secantpage import Curvature, State
-from fedpage.testing import ScriptedDraws
 
-ALL_ROWS = list(range(M))
 ORDERS = [[3, 0, 4, 1, 2], [1, 2, 0, 3, 4], [4, 0, 1, 3, 2], [2, 3, 1, 4, 0]] * 3
 STILL = 1e-300
 """A step size at which x does not move."""
@@ -39,107 +36,73 @@ STILL = 1e-300
 # 1. Replays
 
 
-def inner(a: list[float], b: list[float]) -> float:
-    return sum(v * w for v, w in zip(a, b, strict=True))
+class Log:
+    """A replay's dampings, and the number of rounds in which x rested."""
 
-
-def solve(K: list[list[float]], v: list[float]) -> list[float]:
-    """Return K^-1 v by Gaussian elimination."""
-    rows = [[*row, value] for row, value in zip(K, v, strict=True)]
-    for i in range(D):
-        for j in range(D):
-            if j != i:
-                factor = rows[j][i] / rows[i][i]
-                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
-    return [rows[i][D] / rows[i][i] for i in range(D)]
-
-
-def rotated(order: list[int], first: int) -> list[int]:
-    """Return an order that begins at another place."""
-    return [order[(first + place) % N] for place in range(N)]
-
-
-class Plain:
-    """SecantPAGE in plain Python, on one objective."""
-
-    def __init__(self, objective: str, method: fp.SecantPAGE, rest: float = 1e-4) -> None:
-        self.rest = rest
-        self.objective, self.method, self.codec = objective, method, as_codec(method.up)
-        self.x, self.x_prev, self.g, self.G = X0, X0, [0.0] * D, [0.0] * D
-        self.zs: list[list[float]] = []
-        self.delta = self.num = self.den = 0.0
-        self.c, self.cs = method.damping, [method.damping]
-        self.B = self.k = self.first = 0
-        self.q_start = 0.0
+    def __init__(self) -> None:
+        self.dampings: list[float] = []
         self.rests = 0
-        self.chance = random.Random(5)
 
-    def solve(self, v: list[float]) -> list[float]:
+
+def secantpage(plain: Plain, m, rest=1e-4, log: Log | None = None):
+    """Make passes of three rounds, the last of which calls one client only."""
+    log = log or Log()
+    x, x_prev, g, G = X0, X0, ZERO, ZERO
+    zs: list[Any] = []
+    num = den = q_start = delta = 0.0
+    B = k = first = 0
+    c = m.damping
+
+    def solve(v):
         """Return max(n, 1) K^-1 v."""
-        if self.method.metric == "none" or not self.delta:
+        if m.metric == "none" or not delta:
             return v
-        zs = self.zs[-self.method.window :] if self.method.metric == "window" else self.zs
-        K = [[sum(z[i] * z[j] for z in zs) for j in range(D)] for i in range(D)]
-        for i in range(D):
-            K[i][i] += self.delta
-        return [max(len(zs), 1) * value for value in solve(K, v)]
+        kept = np.array(zs[-m.window :] if m.metric == "window" else zs)
+        return max(len(kept), 1) * np.linalg.solve(kept.T @ kept + delta * np.eye(D), v)
 
-    def difference(self, i: int, rows: list[int], r: int, field: int) -> list[float]:
-        now, before = (grad(self.objective, i, rows, x) for x in (self.x, self.x_prev))
-        return compress(self.codec, r, i, add((1, now), (-1, before)), field)
-
-    def learn(self, y: list[float]) -> None:
-        m, s = self.method, add((1, self.x), (-1, self.x_prev))
-        sy, s2 = abs(inner(s, y)), inner(s, s)
-        least = 1e-3 * math.sqrt(s2 * inner(y, y))
-        z = [value / math.sqrt(max(sy, least)) for value in y]
-        if not self.zs:
-            self.delta = m.ridge * inner(z, z)
-        self.num = m.beta * self.num + (1 - m.beta) * sy / s2
-        w = inner(y, self.solve(y))
-        self.den = m.beta * self.den + (1 - m.beta) * w / s2
-        self.zs.append(z)
-
-    def round(self, r: int) -> ScriptedDraws:
-        m = self.method
-        rows = [[ALL_ROWS if m.b is None else some_rows(m.b) for _ in range(2)] for _ in range(N)]
-        sampled = sorted(self.chance.sample(range(N), m.S))
-        self.in_pass(r, rows)
-        p = self.solve(self.g)
-        if inner(self.g, p) < self.rest * self.q_start:
-            step, self.rests = 0.0, self.rests + 1
+    for r in count():
+        plain.clients(m.S)  # of a sampled round in place of one whose clients fail
+        order = ORDERS[k][first % N :] + ORDERS[k][: first % N]
+        block = sorted(order[B : B + m.S])
+        B += len(block)
+        share = len(block) / B
+        a = mean(plain.grad(i, x, plain.batch(i)) for i in block)
+        if (x == x_prev).all():
+            G = (1 - share) * G + share * a
+            g = g if k else G
+        else:
+            differences = []
+            for i in block:
+                rows = plain.batch(i, m.b)
+                change = plain.grad(i, x, rows) - plain.grad(i, x_prev, rows)
+                differences.append(plain.compress(i, change, m.up, 1))
+            y, s = mean(differences), x - x_prev
+            sy, s2 = abs(s @ y), s @ s
+            z = y / math.sqrt(max(sy, 1e-3 * math.sqrt(s2 * (y @ y))))
+            delta = delta if zs else m.ridge * (z @ z)
+            num = m.beta * num + (1 - m.beta) * sy / s2
+            den = m.beta * den + (1 - m.beta) * (y @ solve(y)) / s2
+            zs.append(z)
+            G = (1 - share) * (G + y) + share * a
+            g = g + y if k else G
+        if B == N:
+            if k and m.eta is None:
+                left, wrong = (math.sqrt(v @ solve(v)) for v in (g, G - g))
+                c = min(1.0, c * min(2.0, max(0.25, math.sqrt(left / wrong))))
+            log.dampings.append(c)
+            g, G = G, ZERO
+            q_start = g @ solve(g)
+            k, B, first = k + 1, 0, (r + 1) * m.S
+        p = solve(g)
+        if g @ p < rest * q_start:
+            step, log.rests = 0.0, log.rests + 1
         elif m.eta is not None:
             step = m.eta
-        elif not self.zs:
-            step = m.first_step / max(1.0, math.sqrt(inner(p, p)))
         else:
-            step = self.c * self.num / self.den
-        self.x, self.x_prev = add((1, self.x), (-step, p)), self.x
-        return ScriptedDraws(r, False, sampled, dict(enumerate(rows)), orders=ORDERS)
-
-    def in_pass(self, r: int, rows: list[list[list[int]]]) -> None:
-        S = self.method.S
-        block = sorted(rotated(ORDERS[self.k], self.first)[self.B : self.B + S])
-        self.B += len(block)
-        share = len(block) / self.B
-        a = mean([grad(self.objective, i, ALL_ROWS, self.x) for i in block])
-        if self.x == self.x_prev:
-            self.G = add((1 - share, self.G), (share, a))
-            self.g = self.g if self.k else self.G
-        else:
-            y = mean([self.difference(i, rows[i][1], r, 1) for i in block])
-            self.learn(y)
-            self.G = add((1 - share, self.G), (1 - share, y), (share, a))
-            self.g = add((1, self.g), (1, y)) if self.k else self.G
-        if self.B == N:
-            if self.k and self.method.eta is None:
-                noise = add((1, self.G), (-1, self.g))
-                left, wrong = (math.sqrt(inner(v, self.solve(v))) for v in (self.g, noise))
-                self.c = min(1.0, self.c * min(2.0, max(0.25, math.sqrt(left / wrong))))
-                self.cs.append(self.c)
-            self.g, self.G = self.G, [0.0] * D
-            self.q_start = inner(self.g, self.solve(self.g))
-            self.k, self.B, self.first = self.k + 1, 0, (r + 1) * S
+            first_step = m.first_step / max(1.0, math.sqrt(p @ p))
+            step = c * num / den if zs else first_step
+        x, x_prev = x - step * p, x
+        yield x, {"g": g, "passes": k, "damping": c}, {}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -154,97 +117,67 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_secantpage_in_plain_python(objective, check, case):
-    """Replay passes of three rounds, the last of which calls one client only."""
-    method = fp.SecantPAGE(S=2, **CASES[case])
-    plain, script, expected = Plain(objective, method), [], []
-    for r in range(18):
-        script.append(plain.round(r))
-        expected.append(plain.x)
-    run = check(method, script, expected)
-    found = run.state
-    np.testing.assert_allclose(found.g, plain.g, rtol=0, atol=1e-10)
-    assert found.passes == plain.k == 6
-    assert found.curvature.pairs == len(plain.zs)
-    measured = (found.damping, found.curvature.mean, found.curvature.squared)
-    np.testing.assert_allclose(measured, (plain.c, plain.num, plain.den), rtol=1e-7)
+def test_secantpage_in_plain_python(check, case):
+    check(fp.SecantPAGE(S=2, **CASES[case]), secantpage, 18, ORDERS)
 
 
 @pytest.mark.parametrize("metric", ["full", "none"])
-def test_x_rests_in_a_pass_where_g_has_become_short(objective, check, monkeypatch, metric):
+def test_x_rests_in_a_pass_where_g_has_become_short(check, monkeypatch, metric):
     """Replay with a larger threshold, because these passes have three rounds only."""
-    monkeypatch.setattr(secantpage, "_PAUSE", 0.6)
-    method = fp.SecantPAGE(S=2, metric=metric)
-    plain, script, expected = Plain(objective, method, rest=0.6), [], []
-    for r in range(24):
-        script.append(plain.round(r))
-        expected.append(plain.x)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.g, plain.g, rtol=0, atol=1e-10)
-    assert 2 < plain.rests < 20
-    points = [X0, X0, *expected]
-    vectors = [1 if points[r] == points[r + 1] else 2 for r in range(24)]
+    monkeypatch.setattr(secantpage_module, "_PAUSE", 0.6)
+    log, xs = Log(), [X0, X0]
+
+    def resting(plain, m):
+        for x, *rest in secantpage(plain, m, 0.6, log):
+            xs.append(x)
+            yield x, *rest
+
+    run = check(fp.SecantPAGE(S=2, metric=metric), resting, 24, ORDERS)
+    assert 2 < log.rests < 20
+    vectors = [1 if (xs[r] == xs[r + 1]).all() else 2 for r in range(24)]
     called = [1 if r % 3 == 2 else 2 for r in range(24)]
-    assert run.costs.floats_down == D * inner(vectors, called)
+    assert run.costs.floats_down == D * np.dot(vectors, called)
 
 
 def test_the_replays_see_the_damping_rise_and_fall():
     factors = []
     for case in ("full", "few rows", "long first step"):
-        plain = Plain("robust", fp.SecantPAGE(S=2, **CASES[case]))
-        for r in range(30):
-            plain.round(r)
-        factors += [new / old for old, new in pairwise(plain.cs)]
+        log = Log()
+        algorithm = functools.partial(secantpage, log=log)
+        check_replay("robust", True, fp.SecantPAGE(S=2, **CASES[case]), algorithm, 30, ORDERS)
+        factors += [new / old for old, new in pairwise(log.dampings)]
     assert min(factors) < 0.9
     assert max(factors) > 1.1
 
 
-@pytest.mark.parametrize("leak_free", [False, True])
-@pytest.mark.parametrize("K", [1, 3])
-def test_fedpage_with_an_averaging_start(objective, check, K, leak_free):
-    """Replay the pass, and then rounds of FedPAGE; a coin is not tossed before the pass ends."""
-    S, b1, b2, b3, eta_g, eta_l = 2, 3, 2, 1, 0.3, 0.2
-    x, x_prev, g, script, expected = X0, X0, X0, [], []
+def fedpage_with_a_pass(plain: Plain, m):
+    """Average over a pass; a coin is not tossed before it ends."""
+    x = x_prev = g = X0
     seen = 0
-    for r in range(9):
-        clients = sorted(chance.sample(range(N), S))
-        batches = {i: [some_rows(b2)] + [some_rows(b3) for _ in range(K - 1)] for i in range(N)}
+    for r in count():
+        coin = plain.coin(r in (0, 1, 6))
         if seen < N:
-            block = sorted(ORDERS[0][seen : seen + S])
+            plain.clients(m.S)
+            block = sorted(ORDERS[0][seen : seen + m.S])
             seen += len(block)
             share = len(block) / seen
-            batches = {i: [some_rows(b1), some_rows(b2)] for i in range(N)}
-            a = mean([grad(objective, i, batches[i][0], x) for i in block])
-            both = [[grad(objective, i, batches[i][1], v) for i in block] for v in (x, x_prev)]
-            y = add((1, mean(both[0])), (-1, mean(both[1])))
-            g = a if r == 0 else add((1 - share, g), (1 - share, y), (share, a))
-            move = g
-        elif r == 6:
-            batches = {i: [some_rows(b1)] for i in range(N)}
-            move = g = mean([grad(objective, i, batches[i][0], x) for i in range(N)])
+            a = mean(plain.grad(i, x, plain.batch(i, m.b1)) for i in block)
+            rows = {i: plain.batch(i, m.b2) for i in block}
+            y = mean(plain.grad(i, x, rows[i]) - plain.grad(i, x_prev, rows[i]) for i in block)
+            move = g = a if r == 0 else (1 - share) * (g + y) + share * a
+        elif coin:
+            move = g = mean(plain.grad(i, x, plain.batch(i, m.b1)) for i in range(N))
         else:
-            moves, firsts = [], []
-            for i in clients:
-                y_now, before, estimate, estimates = x, x_prev, g, []
-                for rows in batches[i]:
-                    estimate = add(
-                        (1, estimate),
-                        (1, grad(objective, i, rows, y_now)),
-                        (-1, grad(objective, i, rows, before)),
-                    )
-                    estimates.append(estimate)
-                    y_now, before = add((1, y_now), (-eta_l, estimate)), y_now
-                moves.append(mean(estimates))
-                firsts.append(estimates[0])
-            move = mean(moves)
-            g = mean(firsts) if leak_free else move
-        x, x_prev = add((1, x), (-eta_g, move)), x
-        script.append(ScriptedDraws(r, r in (0, 1, 6), clients, batches, orders=ORDERS))
-        expected.append(x)
-    kind: Any = LeakFreePassStart if leak_free else PassStartFedPAGE
-    method = kind(S=S, K=K, b1=b1, b2=b2, b3=b3, eta_g=eta_g, eta_l=eta_l, p=0.2)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
+            move, g = fedpage_round(plain, m, x, x_prev, g)
+        x, x_prev = x - m.eta_g * move, x
+        yield x, {"g": g}, {}
+
+
+@pytest.mark.parametrize("kind", [PassStartFedPAGE, LeakFreePassStart])
+@pytest.mark.parametrize("K", [1, 3])
+def test_fedpage_with_an_averaging_start(check, K, kind):
+    method = kind(S=2, K=K, b1=3, b2=2, b3=1, eta_g=0.3, eta_l=0.2, p=0.2)
+    check(method, fedpage_with_a_pass, 9, ORDERS)
 
 
 # 2. Reductions

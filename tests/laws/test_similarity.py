@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
-from plain import X0, M, N, add, chance, grad, mean, some_rows
+from plain import X0, N, Plain, mean
 from support import quadratic, uneven
 
 import fedpage as fp
@@ -14,176 +16,132 @@ from fedpage.core.local_steps import local_sgd
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.engine.simulate import Simulation
-from fedpage.methods import icgm, saber, sdane, svrp
 from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, LeakFreeSteps
-from fedpage.methods.icgm import ICGM
+from fedpage.methods.icgm import ICGM, State
 from fedpage.methods.messages import Move, MoveAndGradient, TwoPoints
-from fedpage.methods.saber import SABER
-from fedpage.methods.sdane import DANE, SDANE, AccSDANE
-from fedpage.methods.svrp import SVRP
+from fedpage.methods.saber import SABER, RecursiveSteps
+from fedpage.methods.sdane import DANE, SDANE, AccSDANE, Subproblem
+from fedpage.methods.svrp import SVRP, ProximalPoint
 from fedpage.runs.checkpoint import pack, unpack
-from fedpage.testing import ScriptedDraws
 
-ROWS = list(range(M))
 DANES = [DANE, SDANE, AccSDANE]
-
-
-class PairedDraws(ScriptedDraws):
-    """Draws of a round whose previous clients are given too."""
-
-    def __init__(self, *args, before: list[int] | None = None) -> None:
-        super().__init__(*args)
-        self._before = before
-
-    def clients(self, N: int, S: int, ago: int = 0) -> np.ndarray:
-        if ago == 0 or S >= N:
-            return super().clients(N, S)
-        assert ago == 1
-        return np.array(self._before, dtype=np.int64)
-
-
-def script_of(r: int, coin: bool, clients: list[int], K: int, b: int, **options) -> PairedDraws:
-    """Return draws whose minibatches follow a batch of all rows."""
-    batches = {i: [[0] * b] + [some_rows(b) for _ in range(K)] for i in range(N)}
-    return PairedDraws(r, coin, clients, batches, **options)
-
-
-def proximal_steps(objective, i, batches, x, shift, eta, gamma):
-    """Take y -= eta (grad(y) + shift + (y - x)/gamma), as a list."""
-    y, weight = x, 0.0 if gamma is None else eta / gamma
-    for rows in batches:
-        step = add((1, grad(objective, i, rows, y)), (1, shift))
-        y = add((1 - weight, y), (-eta, step), (weight, x))
-    return y
 
 
 # 1. Replays
 
 
-@pytest.mark.parametrize("gamma", [0.4, None])
-def test_svrp(objective, check, gamma):
-    S, K, b, eta = 2, 3, 2, 0.15
-    coins = [None, None, False, True, None, False, True, None, True]  # None: not tossed
-    x, w, h, script, expected, stepped = X0, None, None, [], [], False
-    for r, coin in enumerate(coins):
-        clients = sorted(chance.sample(range(N), S))
-        draws = script_of(r, bool(coin), clients, K, b)
+def proximal_steps(plain: Plain, i, x, shift, m):
+    """Take K steps y -= eta (grad(y) + shift + (y - x)/gamma)."""
+    y, weight = x, 0.0 if m.gamma is None else m.eta_l / m.gamma
+    for _ in range(m.K):
+        step = plain.grad(i, y, plain.batch(i, m.b)) + shift
+        y = y - m.eta_l * step - weight * (y - x)
+    return y
+
+
+def svrp(plain: Plain, m):
+    x, stepped = X0, False
+    for r in count():
+        coin, clients = plain.coin(r in (3, 6, 8)), plain.clients(m.S)
         if r == 0 or (stepped and coin):
-            w, h, stepped = x, mean([grad(objective, i, ROWS, x) for i in range(N)]), False
+            w, h, stepped = x, plain.full(x), False
         else:
             ends = []
             for i in clients:
-                shift = add((1, h), (-1, grad(objective, i, ROWS, w)))
-                ends.append(
-                    proximal_steps(objective, i, draws._batches[i][1:], x, shift, eta, gamma)
-                )
+                shift = h - plain.grad(i, w, plain.batch(i))
+                ends.append(proximal_steps(plain, i, x, shift, m))
             x, stepped = mean(ends), True
-        script.append(draws)
-        expected.append(x)
-    run = check(SVRP(S=S, K=K, b=b, eta_l=eta, gamma=gamma, p=0.3), script, expected)
-    np.testing.assert_allclose(run.state.w, w, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.state.h, h, rtol=0, atol=1e-10)
+        yield x, {"w": w, "h": h}, {}
 
 
-def test_saber(objective, check):
-    S, K, b, eta, gamma = 2, 3, 2, 0.15, 0.4
-    coins = [None, None, False, False, True, None, False, True, None]
-    x, x_prev, v, script, expected, fresh = X0, None, None, [], [], False
-    for r, coin in enumerate(coins):
-        clients = sorted(chance.sample(range(N), S))
-        draws = script_of(r, bool(coin), clients, K, b)
+def saber(plain: Plain, m):
+    x, x_prev, fresh = X0, X0, False
+    for r in count():
+        coin, clients = plain.coin(r in (4, 7)), plain.clients(m.S)
         if r == 0 or (not fresh and coin):
-            v, fresh = mean([grad(objective, i, ROWS, x) for i in range(N)]), True
+            v, fresh = plain.full(x), True
         else:
             ends, estimators = [], []
             for i in clients:
-                own, g = v, grad(objective, i, ROWS, x)
-                if not fresh:
-                    own = add((1, v), (1, g), (-1, grad(objective, i, ROWS, x_prev)))
-                estimators.append(own)
-                shift, batches = add((1, own), (-1, g)), draws._batches[i][1:]
-                ends.append(proximal_steps(objective, i, batches, x, shift, eta, gamma))
+                g = plain.grad(i, x, plain.batch(i))
+                estimators.append(v if fresh else v + g - plain.grad(i, x_prev))
+                ends.append(proximal_steps(plain, i, x, estimators[-1] - g, m))
             x, x_prev, v, fresh = mean(ends), x, mean(estimators), False
-        script.append(draws)
-        expected.append(x)
-    run = check(SABER(S=S, K=K, b=b, eta_l=eta, gamma=gamma, p=0.3), script, expected)
-    np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.state.x_prev, x_prev, rtol=0, atol=1e-10)
+        yield x, {"v": v}, {}
 
 
-@pytest.mark.parametrize("S", [None, 2])
-@pytest.mark.parametrize("cls", DANES)
-def test_dane_and_s_dane(objective, check, cls, S):
-    """The reference uses the local step as the repository writes it, and the paper's A and B."""
-    K, b, eta, lam, mu = 3, 2, 0.3, 1.5, 0.2
-    x, v, A, B, script, expected = X0, X0, 0.0, 1.0, [], []
-    for r in range(0, 8, 2):
-        clients = list(range(N)) if S is None else sorted(chance.sample(range(N), S))
-        others = sorted(chance.sample(range(N), N if S is None else S))
-        if cls is AccSDANE:
+def dane(plain: Plain, m):
+    """Take the local step of the authors' repository, and the paper's A and B."""
+    x, v, A, B, mu, lam = X0, X0, 0.0, 1.0, getattr(m, "mu", 0.0), m.lam
+    while True:
+        t, z = B / lam, v
+        if isinstance(m, AccSDANE):
             t = B / (2 * lam) + math.sqrt(B**2 / (4 * lam**2) + A * B / lam)
-            z = add((A / (A + t), x), (t / (A + t), v))
-        else:
-            t, z = B / lam, v
-        at_z = {i: grad(objective, i, ROWS, z) for i in clients}
-        G0 = mean([at_z[i] for i in clients])
-        script.append(script_of(r, False, clients, K, b))
-        expected.append(x)
-        draws = script_of(r + 1, False, others, K, b, before=clients)
+            z = (A * x + t * v) / (A + t)
+        at_z = {i: plain.grad(i, z) for i in plain.clients(m.S)}
+        G0 = mean(at_z.values())
+        yield x, {}, {}
         ends = []
-        for i in clients:
+        for i in plain.same_clients():
             y = z
-            for rows in draws._batches[i][1:]:
-                terms = ((1 / eta, y), (-1, grad(objective, i, rows, y)), (1, at_z[i]))
-                y = add(*((f / (1 / eta + lam), u) for f, u in (*terms, (-1, G0), (lam, z))))
+            plain.batch(i)  # all rows, at z
+            for _ in range(m.K):
+                g = plain.grad(i, y, plain.batch(i, m.b)) - at_z[i] + G0
+                y = (y / m.eta_l - g + lam * z) / (1 / m.eta_l + lam)
             ends.append(y)
         x = mean(ends)
-        G = mean([grad(objective, i, ROWS, y) for i, y in zip(clients, ends, strict=True)])
-        if cls is DANE:
-            v = x
+        G = mean(plain.grad(i, y) for i, y in zip(plain.called, ends, strict=True))
+        v = (mu * t * x + B * v - t * G) / (mu * t + B) if isinstance(m, SDANE) else x
+        if isinstance(m, AccSDANE):
+            A, B = A + t, B + mu * t
+            yield x, {"v": v, "A": A / B}, {}
         else:
-            parts = ((mu * t, x), (B, v), (-t, G))
-            v = add(*((f / (mu * t + B), u) for f, u in parts))
-            if cls is AccSDANE:
-                A, B = A + t, B + mu * t
-        script.append(draws)
-        expected.append(x)
-    options = {} if cls is DANE else {"mu": mu}
-    run = check(cls(S=S, K=K, b=b, eta_l=eta, lam=lam, **options), script, expected)
-    np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-10)
-    if cls is AccSDANE:
-        assert pytest.approx(A / B, rel=1e-12) == run.state.A
+            yield x, {"v": v}, {}
 
 
-@pytest.mark.parametrize("beta", [None, 0.3])
-def test_i_cgm_rg_saga(objective, check, beta):
-    """The reference has the local step of equation (8), with L_1 = 1/eta_l."""
-    S, lam, L1, delegate = 2, 1.5, 4.0, 3
-    x, x_prev, script, expected = X0, None, [], []
-    b = [grad(objective, i, ROWS, x) for i in range(N)]
-    g, weight = mean(b), S / N if beta is None else beta
-    for r in range(11):
-        clients, K = sorted(chance.sample(range(N), S)), chance.randint(1, 4)
+def i_cgm(plain: Plain, m):
+    """Take the local step of equation (8), with L_1 = 1/eta_l."""
+    L1, x = 1 / m.eta_l, X0
+    b = [plain.grad(i, x) for i in range(N)]
+    g, beta = mean(b), m.S / N if m.beta is None else m.beta
+    for r in count():
+        clients, K = plain.clients(m.S), plain.steps()
         if r % 2 == 1:
-            at_x, y = grad(objective, delegate, ROWS, x), x
+            at_x = plain.grad(m.delegate, x)
+            x_prev, y = x, x
             for _ in range(K):
-                terms = ((L1, y), (lam, x), (1, at_x), (-1, g))
-                at_y = grad(objective, delegate, ROWS, y)
-                y = add(*((f / (lam + L1), u) for f, u in (*terms, (-1, at_y))))
-            x, x_prev = y, x
+                step = g - at_x + plain.grad(m.delegate, y)
+                y = (L1 * y + m.lam * x - step) / (m.lam + L1)
+            x = y
         elif r > 0:
-            old, h = [b[i] for i in clients], mean(b)
+            old, h = mean(b[i] for i in clients), mean(b)
             for i in clients:
-                b[i] = grad(objective, i, ROWS, x_prev)
-            saga = add((1, mean([b[i] for i in clients])), (-1, mean(old)), (1, h))
-            change = mean([add((1, grad(objective, i, ROWS, x)), (-1, b[i])) for i in clients])
-            g = add((1, change), (1 - weight, g), (weight, saga))
-        script.append(PairedDraws(r, False, clients, {}, K))
-        expected.append(x)
-    method = ICGM(S=S, lam=lam, eta_l=1 / L1, p=0.5, beta=beta, delegate=delegate)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.g, g, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().b, b, rtol=0, atol=1e-10)
+                b[i] = plain.grad(i, x_prev)
+            saga = mean(b[i] for i in clients) - old + h
+            change = mean(plain.grad(i, x) - b[i] for i in clients)
+            g = change + (1 - beta) * g + beta * saga
+        yield x, {"g": g} if r else {}, {"b": b}
+
+
+STEPS: dict[str, Any] = {"S": 2, "K": 3, "b": 2, "eta_l": 0.15, "p": 0.3}
+CGM: dict[str, Any] = {"S": 2, "lam": 1.5, "eta_l": 0.25, "p": 0.5, "delegate": 3}
+REPLAYS: dict[str, Any] = {
+    "SVRP": (svrp, SVRP(gamma=0.4, **STEPS)),
+    "SVRP no prox": (svrp, SVRP(gamma=None, **STEPS)),
+    "SABER": (saber, SABER(gamma=0.4, **STEPS)),
+    "I-CGM": (i_cgm, ICGM(**CGM)),
+    "I-CGM beta": (i_cgm, ICGM(beta=0.3, **CGM)),
+}
+for cls, mu in ((DANE, {}), (SDANE, {"mu": 0.2}), (AccSDANE, {"mu": 0.2})):
+    for S in (None, 2):
+        method = cls(S=S, K=3, b=2, eta_l=0.3, lam=1.5, **mu)
+        REPLAYS[f"{method.name} {S}"] = (dane, method)
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(check, name):
+    algorithm, method = REPLAYS[name]
+    check(method, algorithm, rounds=10)
 
 
 @pytest.mark.parametrize("K", [1, 4])
@@ -241,9 +199,7 @@ def test_saber_without_proximal_term_is_leak_free_fedpage():
     page = LeakFreeFedPAGE(S=3, K=K, eta_g=K * eta, eta_l=eta, b3=None)
     theirs, _ = page.client(LeakFreeSteps(x, x_prev, v), problem.oracle(clients, draws), None)
     method = SABER(S=3, K=K, gamma=None, eta_l=eta)
-    ours, _ = method.client(
-        saber.RecursiveSteps(x, x_prev, v), problem.oracle(clients, draws), None
-    )
+    ours, _ = method.client(RecursiveSteps(x, x_prev, v), problem.oracle(clients, draws), None)
     assert isinstance(ours, MoveAndGradient)
     np.testing.assert_allclose(ours.dy, -page.eta_g * theirs.move, rtol=0, atol=1e-13)
     np.testing.assert_allclose(ours.g, theirs.g, rtol=0, atol=1e-13)
@@ -330,11 +286,11 @@ def test_i_cgms_estimator_is_frecons():
     b = rng.normal(size=(problem.N, problem.d))
     clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
     ours, theirs = ICGM(S=3, beta=0.2), FRECON(S=3, lam=0.2, a=1.0)
-    states = icgm.ClientState(b[clients]), theirs.client_state(b[clients])
+    states = ours.client_state(b[clients]), theirs.client_state(b[clients])
     one, _ = ours.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[0])
     two, _ = theirs.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[1])
     h = b.mean(axis=0)
-    state = icgm.State(x, x_prev, g, h, problem.N, moved=True)
+    state = State(x, x_prev, g, h, problem.N, moved=True)
     mean_one = fp.core.types.Replies(type(one)(*(part.mean(axis=0) for part in one)), clients)
     mean_two = fp.core.types.Replies(type(two)(*(part.mean(axis=0) for part in two)), clients)
     after = ours.server(state, mean_one)
@@ -360,7 +316,7 @@ def test_sabers_estimator_changes_by_the_change_of_the_gradient_on_average():
     x, x_prev, v = rng.normal(size=(3, problem.d))
     everyone = np.arange(problem.N)
     reply, _ = SABER(S=1).client(
-        saber.RecursiveSteps(x, x_prev, v), problem.oracle(everyone, RoundDraws(0, 0)), None
+        RecursiveSteps(x, x_prev, v), problem.oracle(everyone, RoundDraws(0, 0)), None
     )
     assert isinstance(reply, MoveAndGradient)
     expected = v + problem.grad(x) - problem.grad(x_prev)
@@ -491,7 +447,7 @@ def test_svrp_contracts_as_its_theorem_says(spread):
     worst = 0.0
     for _ in range(30):
         x, w = x_star + rng.normal(size=4), x_star + rng.normal(size=4)
-        message = svrp.ProximalPoint(x, w, problem.grad(w))
+        message = ProximalPoint(x, w, problem.grad(w))
         reply, _ = method.client(message, problem.oracle(everyone, RoundDraws(0, 0)), None)
         assert isinstance(reply, Move)
         of_x = ((x + reply.dy - x_star) ** 2).sum(axis=1).mean()
@@ -524,7 +480,7 @@ def test_s_dane_contracts_as_its_theorem_says(spread):
         v, far = run.state.v, ((run.state.v - problem.x_star) ** 2).sum()
         # the paper's criterion: |grad F_i(y)| <= lam |y - v|/2
         oracle = problem.oracle(everyone, RoundDraws(0, 0))
-        reply, _ = method.client(sdane.Subproblem(v, run.state.G), oracle, None)
+        reply, _ = method.client(Subproblem(v, run.state.G), oracle, None)
         assert isinstance(reply, MoveAndGradient)
         at_v = oracle.grad(v, oracle.batch(None))
         left = reply.g + run.state.G - at_v + method.lam * reply.dy

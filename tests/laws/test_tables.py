@@ -1,23 +1,21 @@
 """Laws of methods whose clients keep a table of gradients: COFIG, SAGA, DIANA, ZeroSARAH, FRECON.
 
-The replays use lists, loops and the formulas of the papers. Of fedpage they use only codecs, which
-have laws of their own.
+The replays are plain Python and the formulas of the papers.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
-from plain import X0, D, N, add, chance, grad, mean, some_rows
+from plain import X0, ZERO, D, N, Plain, mean
 from support import quadratic, uneven
 
 import fedpage as fp
-from fedpage.codecs import Keys, as_codec
-from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import table_steps
 from fedpage.methods.frecon import FRECON
@@ -30,115 +28,68 @@ from fedpage.testing import ScriptedDraws, replay
 OMEGA = {"none": 0.0, "natural": 1 / 8, "randk:1": D - 1.0}
 
 
-def coded(codec: str, v: list[float], r: int, client: int, field: int = 0) -> list[float]:
-    """Return C(v) with the keys of a round, a client and a field of its reply."""
-    draws = RoundDraws(0, r)
-    keys = Keys(draws.client_keys(np.array([client]), field), draws.shared_key(field))
-    return as_codec(codec).apply(np.array([v]), keys)[0].tolist()
-
-
-def some_clients(S: int) -> list[int]:
-    return sorted(chance.sample(range(N), S))
-
-
-@pytest.mark.parametrize("codec", OMEGA)
-@pytest.mark.parametrize("S", [2, None])
-def test_cofig_and_diana(objective, check, codec, S):
-    b, eta = 3, 0.2
-    given = 0.4 if codec == "natural" and S else None
-    a = 1 / (1 + OMEGA[codec]) if given is None else given
-    x, h, script, expected = X0, [[0.0] * D for _ in range(N)], [], []
-    for r in range(9):
-        clients = some_clients(S or N)
-        batches = {i: [some_rows(b)] for i in clients}
+def cofig(plain: Plain, m):
+    a = 1 / (1 + OMEGA[str(m.up)]) if m.a is None else m.a
+    x, h = X0, [ZERO] * N
+    while True:
         old, sent = mean(h), []
-        for i in clients:
-            u = coded(codec, add((1, grad(objective, i, batches[i][0], x)), (-1, h[i])), r, i)
-            h[i] = add((1, h[i]), (a, u))
+        for i in plain.clients(m.S):
+            u = plain.compress(i, plain.grad(i, x, plain.batch(i, m.b)) - h[i], m.up)
+            h[i] = h[i] + a * u
             sent.append(u)
-        x = add((1, x), (-eta, old), (-eta, mean(sent)))
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    options: dict[str, Any] = {"eta": eta, "a": given, "b": b, "up": codec}
-    run = check(fp.COFIG(S=S, **options) if S else fp.DIANA(**options), script, expected)
-    np.testing.assert_allclose(run.state.h, mean(h), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().h, h, rtol=0, atol=1e-10)
+        x = x - m.eta * (old + mean(sent))
+        yield x, {"h": mean(h)}, {"h": h}
 
 
-def test_saga(objective, check):
-    """Replay SAGA as its paper writes it, with a table of gradients instead of changes."""
-    S, b, eta = 2, 3, 0.2
-    x, table, script, expected = X0, [[0.0] * D for _ in range(N)], [], []
-    for r in range(9):
-        clients = some_clients(S)
-        batches = {i: [some_rows(b)] for i in clients}
-        new = {i: grad(objective, i, batches[i][0], x) for i in clients}
-        step = add(
-            (1, mean(list(new.values()))), (-1, mean([table[i] for i in clients])), (1, mean(table))
-        )
-        x = add((1, x), (-eta, step))
-        for i in clients:
-            table[i] = new[i]
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    run = check(fp.SAGA(S=S, eta=eta, b=b), script, expected)
-    np.testing.assert_allclose(run.client_states.get_all().h, table, rtol=0, atol=1e-10)
+def saga(plain: Plain, m):
+    """SAGA as its paper writes it, with a table of gradients instead of changes."""
+    x, table = X0, [ZERO] * N
+    while True:
+        clients = plain.clients(m.S)
+        new = {i: plain.grad(i, x, plain.batch(i, m.b)) for i in clients}
+        x = x - m.eta * (mean(new.values()) - mean(table[i] for i in clients) + mean(table))
+        table = [new.get(i, table[i]) for i in range(N)]
+        yield x, {}, {"h": table}
 
 
-@pytest.mark.parametrize("lam", [None, 0.7])
-def test_zerosarah(objective, check, lam):
-    S, b, eta = 2, 3, 0.2
-    weight = S / (2 * N) if lam is None else lam
-    x, x_prev, v = X0, X0, [0.0] * D
-    y, script, expected = [[0.0] * D for _ in range(N)], [], []
-    for r in range(9):
-        clients = some_clients(S)
-        batches = {i: [some_rows(b)] for i in clients}
+def zerosarah_and_frecon(plain: Plain, m):
+    """FRECON keeps what it was sent of q, the gradient at x_prev; ZeroSARAH keeps p."""
+    omega, is_frecon = OMEGA[str(m.up)], isinstance(m, FRECON)
+    lam = m.S / (2 * (1 + omega) * N) if m.lam is None else m.lam
+    x, x_prev, v, y = X0, X0, ZERO, [ZERO] * N
+    for r in count():
         old, changes, drifts = mean(y), [], []
-        for i in clients:
-            p = grad(objective, i, batches[i][0], x)
-            q = grad(objective, i, batches[i][0], x_prev)
-            changes.append(add((1, p), (-1, q)))
-            drifts.append(add((1, q), (-1, y[i])))
-            y[i] = p
-        part = 1.0 if r == 0 else weight
-        v = add((1, mean(changes)), (1 - part, v), (part, mean(drifts)), (part, old))
-        x, x_prev = add((1, x), (-eta, v)), x
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    run = check(fp.ZeroSARAH(S=S, eta=eta, lam=lam, b=b), script, expected)
-    np.testing.assert_allclose(run.state.h, mean(y), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().y, y, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("codec", OMEGA)
-def test_frecon(objective, check, codec):
-    S, b, eta = 2, 3, 0.1
-    lam, a = (0.7, 0.4) if codec == "natural" else (None, None)
-    weight = S / (2 * (1 + OMEGA[codec]) * N) if lam is None else lam
-    rate = 1 / (1 + OMEGA[codec]) if a is None else a
-    x, x_prev, g = X0, X0, [0.0] * D
-    h, script, expected = [[0.0] * D for _ in range(N)], [], []
-    for r in range(9):
-        clients = some_clients(S)
-        batches = {i: [some_rows(b)] for i in clients}
-        old, changes, drifts = mean(h), [], []
-        for i in clients:
-            p = grad(objective, i, batches[i][0], x)
-            q = grad(objective, i, batches[i][0], x_prev)
-            changes.append(coded(codec, add((1, p), (-1, q)), r, i, 0))
+        for i in plain.clients(m.S):
+            rows = plain.batch(i, m.b)
+            p, q = plain.grad(i, x, rows), plain.grad(i, x_prev, rows)
+            changes.append(plain.compress(i, p - q, m.up, 0))
             # the first reply has no change, so that the drift is its field 0
-            drifts.append(coded(codec, add((1, q), (-1, h[i])), r, i, int(r > 0)))
-            h[i] = add((1, h[i]), (rate, drifts[-1]))
-        part = 1.0 if r == 0 else weight
-        g = add((1, mean(changes)), (1 - part, g), (part, mean(drifts)), (part, old))
-        x, x_prev = add((1, x), (-eta, g)), x
-        script.append(ScriptedDraws(r, False, clients, batches))
-        expected.append(x)
-    method = fp.FRECON(S=S, eta=eta, lam=lam, a=a, b=b, up=codec)
-    run = check(method, script, expected)
-    np.testing.assert_allclose(run.state.h, mean(h), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(run.client_states.get_all().y, h, rtol=0, atol=1e-10)
+            drifts.append(plain.compress(i, q - y[i], m.up, int(r > 0)))
+            rate = 1 / (1 + omega) if is_frecon and m.a is None else getattr(m, "a", None)
+            y[i] = y[i] + rate * drifts[-1] if is_frecon else p
+        part = 1.0 if r == 0 else lam
+        v = mean(changes) + (1 - part) * v + part * (mean(drifts) + old)
+        x, x_prev = x - m.eta * v, x
+        yield x, {"h": mean(y)}, {"y": y}
+
+
+SOME: dict[str, Any] = {"S": 2, "b": 3, "eta": 0.2}
+REPLAYS: dict[str, Any] = {
+    **{f"COFIG {up}": (cofig, fp.COFIG(**SOME, up=up)) for up in OMEGA},
+    **{f"DIANA {up}": (cofig, fp.DIANA(b=3, eta=0.2, up=up)) for up in OMEGA},
+    **{f"FRECON {up}": (zerosarah_and_frecon, fp.FRECON(S=2, b=3, eta=0.1, up=up)) for up in OMEGA},
+    "COFIG a": (cofig, fp.COFIG(**SOME, a=0.4, up="natural")),
+    "SAGA": (saga, fp.SAGA(**SOME)),
+    "ZeroSARAH": (zerosarah_and_frecon, fp.ZeroSARAH(**SOME)),
+    "ZeroSARAH lam": (zerosarah_and_frecon, fp.ZeroSARAH(**SOME, lam=0.7)),
+    "FRECON lam a": (zerosarah_and_frecon, fp.FRECON(**SOME, lam=0.7, a=0.4, up="natural")),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(check, name):
+    algorithm, method = REPLAYS[name]
+    check(method, algorithm)
 
 
 # Reductions

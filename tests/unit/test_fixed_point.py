@@ -162,7 +162,7 @@ S = 4 divides N = 8, so that passes over the clients have no part of fewer than 
 @pytest.mark.parametrize("name", PLAIN)
 def test_exact_methods_reach_the_optimum_as_with_the_mean(name):
     """A tenth of the rounds of the law suffices to compare with the mean."""
-    problem, rounds = quadratic(), max(50, ROWS[name].rounds // 10)
+    problem, rounds = quadratic(), 150
     plain = run(make(name), None, rounds, problem)
     fixed = run(make(name), FixedPointMean(bound=1000.0), rounds, problem)
     assert fixed.stop_reason is StopReason.FINISHED
