@@ -140,15 +140,6 @@ def natural(bits: Any, keys: NDArray[np.uint64]) -> Symbols:
 
 
 @_fast
-def coins(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each key: the first of its stream."""
-    out = np.empty(len(keys))
-    for i in range(len(keys)):
-        out[i] = np.float64(word_at(keys[i], 0) >> np.uint64(11)) * 2.0**-53
-    return out
-
-
-@_fast
 def largest(bits: NDArray[np.uint64], k: int) -> Positions:
     """Find each row's k largest absolute values, positions ascending; bits are of float64.
 

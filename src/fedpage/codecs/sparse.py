@@ -31,7 +31,7 @@ from fedpage.codecs.base import (
 from fedpage.codecs.kernels import Positions
 from fedpage.core import validate
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.random import subsets
+from fedpage.core.random import coins, subsets
 from fedpage.core.types import Ints, Vector
 
 _SECOND = 1
@@ -454,4 +454,4 @@ class Bernoulli(Sparsifier):
 
     def groups(self, n: int, d: int, keys: Keys) -> list[Group]:
         """Throw each row's coin."""
-        return [Group(np.flatnonzero(kernels.coins(keys.own) < self.q), d, None)]
+        return [Group(np.flatnonzero(coins(keys.own) < self.q), d, None)]

@@ -41,22 +41,6 @@ class EpochOracle(Oracle, Protocol):
 
 
 @runtime_checkable
-class HasStart(Protocol):
-    """A problem with its own start, such as a network's initial parameters."""
-
-    x0: Vector | None
-    """The start, (d,)."""
-
-
-@runtime_checkable
-class HasConvexity(Protocol):
-    """A problem that knows whether it is convex."""
-
-    convex: bool
-    """Whether f is convex."""
-
-
-@runtime_checkable
 class HasLabels(Protocol):
     """A problem whose clients' rows have labels."""
 
@@ -134,6 +118,17 @@ class SavesModels(Protocol):
 def dtype_of(problem: object) -> DType:
     """Return the type of a problem's numbers: its `dtype`, or float64."""
     return np.dtype(getattr(problem, "dtype", np.float64))
+
+
+def is_convex(problem: object) -> bool:
+    """Return whether a problem is known to be convex: its property `convex`, or False."""
+    return bool(getattr(problem, "convex", False))
+
+
+def own_start(problem: object) -> Vector | None:
+    """Return a problem's own start (d,), such as a network's initial parameters, or None."""
+    start: Vector | None = getattr(problem, "x0", None)
+    return start
 
 
 def measures_step(method: object) -> bool:

@@ -112,11 +112,6 @@ def _round_keys(run: NDArray[np.uint64], r: int, keys: NDArray[np.uint64]) -> No
 
 
 @compile_kernel
-def _coin(keys: NDArray[np.uint64]) -> float:
-    return np.float64(_mix(keys[0] + _GOLDEN) >> _S11) * _UNIT
-
-
-@compile_kernel
 def _choose(keys: NDArray[np.uint64], n: int, k: int) -> NDArray[np.int64]:
     drawn = np.empty(k, np.uint32)
     _floyd(keys[1], n, k, _scratch(k), drawn)
@@ -196,18 +191,24 @@ def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     return out
 
 
-@compile_kernel
-def _uniform_per_client(key: np.uint64, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-    out = np.empty(len(clients))
-    for i in range(len(clients)):
-        out[i] = np.float64(_mix(_fold(key, np.uint64(clients[i])) + _GOLDEN) >> _S11) * _UNIT
-    return out
-
-
 @compile_kernel(inline="always")
 def word_at(key: np.uint64, i: int) -> np.uint64:
     """Return word i of a key's stream: 64 random bits."""
     return _mix(key + np.uint64(i + 1) * _GOLDEN)
+
+
+@compile_kernel
+def coins(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each key, the first of its stream, (n,)."""
+    out = np.empty(len(keys))
+    for i in range(len(keys)):
+        out[i] = np.float64(word_at(keys[i], 0) >> _S11) * _UNIT
+    return out
+
+
+@compile_kernel
+def _coin(keys: NDArray[np.uint64]) -> float:
+    return np.float64(word_at(keys[0], 0) >> _S11) * _UNIT
 
 
 @compile_kernel
@@ -406,31 +407,18 @@ def uniforms(seed: int, *words: int, size: int) -> Vector:
 def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
     """Draw a number in [0, 1) for each client, (n,), independent of the other clients.
 
-    Args:
-        seed: The seed.
-        words: Whole numbers that tell this use of the seed from others.
-        clients: Client numbers, (n,).
+    The arguments are those of `uniforms`, with the client numbers (n,) for the size.
 
     >>> both = uniform_per_client(0, 7, clients=np.array([3, 9]))
     >>> bool(both[1] == uniform_per_client(0, 7, clients=np.array([9]))[0])
     True
     """
-    drawn: Vector = _uniform_per_client(_key(seed, FAULTS, *words), clients)
+    drawn: Vector = coins(_client_keys(_key(seed, FAULTS, *words), clients))
     return drawn
 
 
 def normal_per_client(seed: int, *words: int, clients: Ints) -> Vector:
-    """Draw a standard normal number for each client, (n,), by Box and Muller.
-
-    Args:
-        seed: The seed.
-        words: Whole numbers that tell this use of the seed from others.
-        clients: Client numbers, (n,).
-
-    >>> both = normal_per_client(0, 7, clients=np.array([3, 9]))
-    >>> bool(both[1] == normal_per_client(0, 7, clients=np.array([9]))[0])
-    True
-    """
+    """Draw a standard normal number for each client by Box and Muller, as `uniform_per_client`."""
     radius = np.sqrt(-2.0 * np.log1p(-uniform_per_client(seed, *words, 0, clients=clients)))
     angle = 2.0 * np.pi * uniform_per_client(seed, *words, 1, clients=clients)
     return np.asarray(radius * np.cos(angle))
@@ -445,12 +433,9 @@ def permutation(seed: int, *words: int, size: int) -> Ints:
     return np.argsort(uniforms(seed, *words, size=size), kind="stable").astype(np.int64)
 
 
-# --- passes over all clients without replacement --------------------------------------------------
-
-
 @compile_kernel
 def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
-    """Return the next S clients of an order that have not been seen, ascending.
+    """Return the next S clients of a pass over an order that have not been seen, ascending.
 
     Args:
         order: All clients, (N,).
@@ -475,22 +460,6 @@ def next_clients(order: Ints, seen: Flags, first: int, S: int) -> Ints:
     return np.sort(out[:found])
 
 
-def flags(N: int, value: bool) -> Flags:
-    """Return the same flag for each of N clients."""
-    return np.full(N, value)
-
-
-def count_clients(seen: Flags) -> int:
-    """Return the number of clients whose flag is set."""
-    return int(np.count_nonzero(seen))
-
-
-def add_clients(seen: Flags, clients: Ints) -> Flags:
-    """Return a copy of the flags in which some clients are set.
-
-    >>> add_clients(flags(3, False), np.array([1])).tolist()
-    [False, True, False]
-    """
-    added = seen.copy()
-    added[clients] = True
-    return added
+def no_clients(N: int) -> Flags:
+    """Return N flags of which none is set."""
+    return np.zeros(N, np.bool_)

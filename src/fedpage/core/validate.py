@@ -60,40 +60,33 @@ def whole(method: str, name: str, value: object, least: int = 1) -> None:
     _require(is_right, method, name, f"a whole number from {least} to {_LARGEST:,}", value)
 
 
-def positive(method: str, name: str, value: object) -> None:
-    """Check a step size: a finite number above 0."""
-    _require(_finite(value) > 0.0, method, name, "a finite number above 0", value)
+def _number(rule: str, is_right: Callable[[float], bool]) -> Check:
+    """Return the check of a number that keeps a rule; NaN and infinity are refused by all."""
+
+    def check(method: str, name: str, value: object) -> None:
+        number = as_number(value)
+        _require(math.isfinite(number) and is_right(number), method, name, rule, value)
+
+    return check
 
 
-def at_least_zero(method: str, name: str, value: object) -> None:
-    """Check a weight: a finite number of at least 0."""
-    _require(_finite(value) >= 0.0, method, name, "a finite number of at least 0", value)
-
-
-def finite(method: str, name: str, value: object) -> None:
-    """Check a finite number."""
-    _require(not math.isnan(_finite(value)), method, name, "a finite number", value)
+positive = _number("a finite number above 0", lambda v: v > 0)
+at_least_zero = _number("a finite number of at least 0", lambda v: v >= 0)
+finite = _number("a finite number", lambda v: True)
+probability = _number("in (0, 1]", lambda v: 0 < v <= 1)
+decay = _number("in [0, 1)", lambda v: 0 <= v < 1)
+"""The weight of the past in a running mean."""
 
 
 def within(method: str, name: str, value: object, low: float, high: float) -> None:
     """Check a number from low to high, both included."""
     rule = f"a number from {low:g} to {high:g}"
-    _require(low <= _finite(value) <= high, method, name, rule, value)
+    _require(low <= as_number(value) <= high, method, name, rule, value)
 
 
 def flag(method: str, name: str, value: object) -> None:
     """Check a boolean."""
     _require(isinstance(value, bool), method, name, "True or False", value)
-
-
-def probability(method: str, name: str, value: object) -> None:
-    """Check a number in (0, 1]."""
-    _require(0.0 < _finite(value) <= 1.0, method, name, "in (0, 1]", value)
-
-
-def decay(method: str, name: str, value: object) -> None:
-    """Check the weight of the past in a running mean: a number in [0, 1)."""
-    _require(0.0 <= _finite(value) < 1.0, method, name, "in [0, 1)", value)
 
 
 def choice(method: str, name: str, value: object, words: Sequence[str]) -> None:
@@ -105,12 +98,6 @@ def check_sample(method: str, S: int, N: int) -> None:
     """Check that S clients can be sampled from N."""
     if S > N:
         raise InputError(f"{method}: cannot sample S={S} of N={N} clients; choose S of at most {N}")
-
-
-def _finite(value: object) -> float:
-    """Convert a number to float; return NaN if it is not a finite one."""
-    number = as_number(value)
-    return number if math.isfinite(number) else math.nan
 
 
 def as_number(value: object) -> float:

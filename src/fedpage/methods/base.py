@@ -209,6 +209,10 @@ class BaseMethod:
         """Check that there are at least S of N clients."""
         validate.check_sample(self.name, self.participants(N), N)
 
+    def call_some(self, N: int, draws: Draws, message: Fields) -> Call[Any]:
+        """Call the round's S clients, or all if S is None."""
+        return Call(draws.clients(N, self.participants(N)), message)
+
     def call_all(
         self, N: int, draws: Draws, message: Fields, fallback: Callable[[], Call[Any]]
     ) -> Call[Any]:

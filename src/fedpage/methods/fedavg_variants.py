@@ -38,6 +38,9 @@ class LocalTraining(FedAvg):
     checks = {"epochs": validate.whole}
     step_factors: ClassVar[tuple[str, ...]] = ("steps", "eta_g")
 
+    mu = 0.0
+    """The weight of a term (mu/2)|y - x|^2 in the clients' objectives, for FedProx."""
+
     K: int | None = 10  # type: ignore[assignment]
     epochs: int | None = field(default=None, kw_only=True)
     client_optimizer: Optimizer | None = field(default=None, kw_only=True)
@@ -65,17 +68,12 @@ class LocalTraining(FedAvg):
         steps: Any = self.K if self.epochs is None else self.epochs
         return steps  # type: ignore[no-any-return]
 
-    @property
-    def proximity(self) -> float:
-        """The weight mu of a term (mu/2)|y - x|^2 in the clients' objectives."""
-        return 0.0
-
     def client(
         self, message: Model, oracle: Oracle, client_state: None
     ) -> tuple[Move, None]:
         """Take local steps along grad_I(y) + mu (y - x), or train by an optimiser."""
         x, eta, b, optimizer = message.x, self.eta_l, self.b, self.client_optimizer
-        mu, K = self.proximity, self.K
+        mu, K = self.mu, self.K
         if self.epochs is not None or optimizer is not None:
             dy = local_training(
                 oracle, x,
@@ -103,8 +101,3 @@ class FedProx(LocalTraining):
     checks = {"mu": validate.at_least_zero}
 
     mu: float = 0.1
-
-    @property
-    def proximity(self) -> float:
-        """The weight mu."""
-        return self.mu

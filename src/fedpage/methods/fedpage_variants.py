@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fedpage.core.local_steps import local_page
+from fedpage.core.random import no_clients
 from fedpage.core.types import Call, Draws, Fields, Flags, Oracle, Replies, Vector
 from fedpage.methods import passes, schedules
 from fedpage.methods.fedpage import FedPAGE, State
@@ -139,14 +140,14 @@ class PassStartFedPAGE(FedPAGE):
 
     def init(self, x0: Vector, N: int) -> PassState:  # type: ignore[override]
         """Return the start, at which no client has been seen."""
-        return PassState(*super().init(x0, N)[:3], passes.no_clients(N))
+        return PassState(*super().init(x0, N)[:3], no_clients(N))
 
     def call(  # type: ignore[override]
         self, state: PassState, draws: Draws
     ) -> Call[Fields]:
         """Call the next S clients of the pass; after it, call as FedPAGE does."""
         x, x_prev, _, seen = state
-        if passes.is_complete(seen):
+        if seen.all():
             return super().call(state, draws)  # type: ignore[arg-type]
         sampled = partial(self.call_sampled, state, draws)  # type: ignore[arg-type]
         return passes.call_next(x, x_prev, seen, 0, draws, self.S, sampled)

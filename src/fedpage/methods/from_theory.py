@@ -14,7 +14,7 @@ from typing import Any
 
 from fedpage.codecs import IDENTITY, Chain, Codec
 from fedpage.core import validate
-from fedpage.core.capabilities import HasConvexity, dtype_of
+from fedpage.core.capabilities import dtype_of
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, HyperParameter, Problem, Smoothness
 from fedpage.methods import steps, table_steps
@@ -412,7 +412,7 @@ def s_dane(
             smoothness, which is never below it.
     """
     validate.at_least_zero(cls.name, "mu", mu)
-    if isinstance(problem, HasConvexity) and not problem.convex:
+    if not getattr(problem, "convex", True):
         raise InputError(f"{cls.name}: its theorem needs a convex objective; give lam")
     L = problem.smoothness()
     delta = L.average if delta is None else delta

@@ -139,16 +139,11 @@ class ICGM(BaseMethod):
         if draws.round == 0:
             return Call(everyone, FullGradient(state.x), require_all=True)
         if state.moved:
-            message = TwoPoints(state.x, state.x_prev)
-            return Call(draws.clients(state.N, self.S), message)
+            return self.call_some(state.N, draws, TwoPoints(state.x, state.x_prev))
         solve = Solve(state.x, state.g, as_scalar(draws.geometric(self.p)))
-        others = partial(self._call_others, state, draws, solve)
+        others = partial(self.call_some, state.N, draws, solve)  # x is then their mean
         clients = everyone[self.delegate : self.delegate + 1]
         return Call(clients, solve, require_all=True, fallback=others)
-
-    def _call_others(self, state: State, draws: Draws, solve: Solve) -> Call[_Message]:
-        """Call S clients in place of the delegate; x is the mean of their solutions."""
-        return Call(draws.clients(state.N, self.S), solve)
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: ClientState

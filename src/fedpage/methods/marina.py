@@ -99,17 +99,14 @@ class PPMARINA(BaseMethod):
 
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Choose a full round or one of differences, by a coin that all clients see."""
-        S, p, x = self.participants(state.N), self.p, state.x
+        N, p, x = state.N, self.p, state.x
         if p is None:
-            p = full_probability(S, state.N, self.up, len(x), x.dtype)
-        differences = partial(self._call_differences, state, draws, S)
+            p = full_probability(self.participants(N), N, self.up, len(x), x.dtype)
+        message = Difference(state.x_prev, state.g)
+        differences = partial(self.call_some, N, draws, message)
         if draws.coin(1.0 if draws.round == 0 else p):
-            return self.call_all(state.N, draws, FullGradient(x), differences)
+            return self.call_all(N, draws, FullGradient(x), differences)
         return differences()
-
-    def _call_differences(self, state: State, draws: Draws, S: int) -> Call[_Message]:
-        """Call S clients for differences; also where a full round fails."""
-        return Call(draws.clients(state.N, S), Difference(state.x_prev, state.g))
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedpage.codecs import Compressible
-from fedpage.core.random import add_clients, count_clients, flags, next_clients
+from fedpage.core.random import next_clients
 from fedpage.core.secant import dot
 from fedpage.core.types import (
     Call,
@@ -68,16 +68,6 @@ CHANGES: Compressible = {PassGradients: {"y": None}, TwoPoints: {"y": None}}
 GRADIENTS: Compressible = {PassUnmoved: {"g": None}, PassGradients: {"g": None}}
 
 
-def no_clients(N: int) -> Flags:
-    """Return the flags of a pass that has had none of N clients."""
-    return flags(N, False)
-
-
-def is_complete(seen: Flags) -> bool:
-    """Return whether the pass has had every client."""
-    return count_clients(seen) == len(seen)
-
-
 def call_next(
     x: Vector,
     x_prev: Vector,
@@ -106,7 +96,7 @@ def call_next(
     clients = next_clients(order, seen, draws.round * S, S)
     s = x - x_prev
     message = PassGradients(x, x_prev) if dot(s, s) > 0 else PassUnmoved(x)
-    if number == 0 and count_clients(seen) == 0:
+    if number == 0 and not seen.any():
         return Call(clients, message)
     return Call(clients, message, fallback=fallback)
 
@@ -114,13 +104,14 @@ def call_next(
 def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     """Return which clients the pass has had after a round."""
     if isinstance(replies.mean, InPass):
-        return add_clients(seen, replies.clients)
+        seen = seen.copy()
+        seen[replies.clients] = True
     return seen
 
 
 def share(replies: Replies[Any], seen: Flags) -> float:
     """Return the share of a round's clients among all that the pass has had."""
-    return replies.count / count_clients(seen)
+    return replies.count / int(seen.sum())
 
 
 def join(g: Vector, mean: InPass, share: float) -> Vector:

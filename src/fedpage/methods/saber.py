@@ -81,18 +81,13 @@ class SABER(ProximalSteps):
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Call for steps after a full round, otherwise toss the coin for a full one."""
         if state.fresh:
-            clients = draws.clients(state.N, self.S)
-            return Call(clients, FreshSteps(state.x, state.v))
+            return self.call_some(state.N, draws, FreshSteps(state.x, state.v))
         p = self.full_probability(state.N)
-        if draws.round != 0 and not draws.coin(p):
-            return self._call_recursive(state, draws)
-        recursive = partial(self._call_recursive, state, draws)
-        return self.call_all(state.N, draws, FullGradient(state.x), recursive)
-
-    def _call_recursive(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call S clients for recursive steps; also the fallback of a full round."""
         message = RecursiveSteps(state.x, state.x_prev, state.v)
-        return Call(draws.clients(state.N, self.S), message)
+        recursive = partial(self.call_some, state.N, draws, message)
+        if draws.round != 0 and not draws.coin(p):
+            return recursive()
+        return self.call_all(state.N, draws, FullGradient(state.x), recursive)
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: None

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedpage.core import validate
-from fedpage.core.local_steps import local_sgd
-from fedpage.core.types import Call, Draws, Oracle, Replies, Vector
-from fedpage.methods.local import LocalSGD
+from fedpage.core.types import Oracle, Replies, Vector
 from fedpage.methods.registry import register
-from fedpage.methods.scaffold import ClientState, Controlled, State
+from fedpage.methods.scaffold import SCAFFOLD, ClientState, Controlled, State
 
 
 class Reply(NamedTuple):
@@ -25,8 +23,8 @@ class Reply(NamedTuple):
 
 @register("scallion", group="compressed", assumes="clients that keep a state")
 @dataclass(frozen=True)
-class SCALLION(LocalSGD):
-    """SCALLION: SCAFFOLD's local steps; the change of c_i is scaled, compressed, sent.
+class SCALLION(SCAFFOLD):
+    """SCALLION: SCAFFOLD whose change of c_i is scaled, compressed and sent.
 
     It is SCAFFOLD (option II) where `up` is the identity. The effective step is
     K eta_g eta_l.
@@ -42,32 +40,21 @@ class SCALLION(LocalSGD):
     name = "SCALLION"
     paper = "Huang, Li, Li 2024"
     messages = {Controlled: Reply}
-    client_state = ClientState
     checks = {"unbiased": validate.flag}
     up_codecs = "unbiased"
+    codec_hint = ""
     changes = {Controlled: {"delta": None}}
 
     a: float | None = None
     unbiased: bool = False
 
-    def init(self, x0: Vector, N: int) -> State:
-        """Start with c = 0, as all c_i."""
-        self.check_sample(N)
-        return State(x=x0, c=0.0 * x0, N=N)
-
-    def call(self, state: State, draws: Draws) -> Call[Controlled]:
-        """Send the model and c to S clients."""
-        return Call(draws.clients(state.N, self.S), Controlled(state.x, state.c))
-
     def client(
         self, message: Controlled, oracle: Oracle, client_state: ClientState
     ) -> tuple[Reply, ClientState]:
         """Take SCAFFOLD's K steps; reply a ((x - y_K)/(K eta_l) - c), through C."""
-        x, c = message
-        direction = local_sgd(
-            oracle, x, K=self.K, eta=self.eta_l, b=self.b, shift=c - client_state.c
-        )  # (x - y_K)/(K eta_l)
-        return Reply(self.rate(len(x)) * (direction - c)), client_state
+        direction = self.direction(message, oracle, client_state)
+        a, c = self.rate(len(message.x)), message.c
+        return Reply(a * (direction - c)), client_state
 
     def update_client_state(
         self, message: Controlled, sent: Reply, client_state: ClientState

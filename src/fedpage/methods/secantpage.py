@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.codecs.message_codec import as_received
 from fedpage.core import validate
+from fedpage.core.random import no_clients
 from fedpage.core.secant import SecantMetric, dot, new_metric, norm
 from fedpage.core.types import Call, Draws, Fields, Flags, Oracle, Replies, Vector
 from fedpage.methods import passes
@@ -150,20 +151,16 @@ class SecantPAGE(BaseMethod):
         self.check_sample(N)
         metric, zero = new_metric(self.metric, self.window, x0), 0.0 * x0
         return State(
-            x=x0, x_prev=x0, g=zero, fresh=zero, seen=passes.no_clients(N), passes=0,
+            x=x0, x_prev=x0, g=zero, fresh=zero, seen=no_clients(N), passes=0,
             metric=metric, curvature=Curvature(), damping=self.damping, q_start=0.0,
         )  # fmt: skip
 
     def call(self, state: State, draws: Draws) -> Call[passes.Message]:
         """Call the next S clients of the pass."""
         x, x_prev, seen, number = state.x, state.x_prev, state.seen, state.passes
-        sampled = partial(self._call_sampled, state, draws)
+        # differences, where no client of the pass answers
+        sampled = partial(self.call_some, len(seen), draws, TwoPoints(x, x_prev))
         return passes.call_next(x, x_prev, seen, number, draws, self.S, sampled)
-
-    def _call_sampled(self, state: State, draws: Draws) -> Call[passes.Message]:
-        """Call S clients for differences, where no client of the pass answers."""
-        clients = draws.clients(len(state.seen), self.S)
-        return Call(clients, TwoPoints(state.x, state.x_prev))
 
     def client(
         self, message: passes.Message, oracle: Oracle, client_state: None
@@ -183,7 +180,7 @@ class SecantPAGE(BaseMethod):
         if state.passes == 0 and isinstance(mean, passes.InPass):
             g = fresh
         state = state._replace(g=g, fresh=fresh, seen=seen)
-        return self._move(self._end_pass(state) if passes.is_complete(seen) else state)
+        return self._move(self._end_pass(state) if seen.all() else state)
 
     def _learn(self, state: State, y: Vector) -> State:
         """Measure the curvature by the pair (s, y), and add the pair to K."""
@@ -219,7 +216,7 @@ class SecantPAGE(BaseMethod):
         return state._replace(
             g=state.fresh,
             fresh=0.0 * g,
-            seen=passes.no_clients(len(state.seen)),
+            seen=no_clients(len(state.seen)),
             passes=state.passes + 1,
             damping=damping,
             q_start=state.norm2(state.fresh),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.local_steps import local_svrg
-from fedpage.core.types import Call, Draws, Oracle, Replies, Scalar, Vector
+from fedpage.core.types import Call, Draws, Fields, Oracle, Replies, Scalar, Vector
 from fedpage.methods.base import BaseMethod
 from fedpage.methods.messages import FullGradient, Model, Move
 from fedpage.methods.registry import register
@@ -110,17 +110,13 @@ class SLocalSVRG(BaseMethod):
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Refresh where w has just become x; otherwise take local steps."""
         q = min(1.0, self.K / state.rows) if self.q is None else self.q
+        message: Fields = Model(state.x)
+        if not state.h_sent:  # a called client may not have h
+            message = StepsWithGradient(state.x, state.h)
+        steps = partial(self.call_some, state.N, draws, message)
         if draws.round != 0 and not (state.stepped and draws.coin(q)):
-            return self._call_steps(state, draws)
-        steps = partial(self._call_steps, state, draws)  # w and h do not change
+            return steps()
         return self.call_all(state.N, draws, FullGradient(state.x), steps)
-
-    def _call_steps(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call for local steps, with h where a called client may not have it."""
-        clients = draws.clients(state.N, self.participants(state.N))
-        if state.h_sent:
-            return Call(clients, Model(state.x))
-        return Call(clients, StepsWithGradient(state.x, state.h))
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: ClientState

@@ -65,15 +65,11 @@ class SVRP(ProximalSteps):
     def call(self, state: State, draws: Draws) -> Call[_Message]:
         """Refresh where w has just become x; otherwise take proximal steps."""
         p = self.full_probability(state.N)
-        if draws.round != 0 and not (state.stepped and draws.coin(p)):
-            return self._call_steps(state, draws)
-        steps = partial(self._call_steps, state, draws)  # w and h do not change
-        return self.call_all(state.N, draws, FullGradient(state.x), steps)
-
-    def _call_steps(self, state: State, draws: Draws) -> Call[_Message]:
-        """Call S clients for proximal steps; also the fallback of a refresh."""
         message = ProximalPoint(state.x, state.w, state.h)
-        return Call(draws.clients(state.N, self.S), message)
+        steps = partial(self.call_some, state.N, draws, message)
+        if draws.round != 0 and not (state.stepped and draws.coin(p)):
+            return steps()
+        return self.call_all(state.N, draws, FullGradient(state.x), steps)
 
     def client(
         self, message: _Message, oracle: Oracle, client_state: None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedpage._version import __version__
-from fedpage.core.capabilities import HasConvexity, HasStart
+from fedpage.core.capabilities import is_convex
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
 from fedpage.core.types import Problem, Vector
@@ -108,8 +108,8 @@ def reference_solution(problem: Problem) -> Reference:
     known = getattr(problem, "_reference", None)
     if isinstance(known, Reference):
         return known
-    convex = isinstance(problem, HasConvexity) and bool(problem.convex)
-    if isinstance(problem, HasStart) and not convex:
+    convex = is_convex(problem)
+    if hasattr(problem, "x0") and not convex:
         raise InputError(
             f"reference_solution: {problem!r} has a start of its own, as networks have, and no "
             "solution that does not depend on it; compare losses instead"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 import numpy as np
 
-from fedpage.core.capabilities import HasStart, dtype_of
+from fedpage.core.capabilities import dtype_of, own_start
 from fedpage.core.columns import RecordEvery
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
@@ -103,7 +103,7 @@ class RunSpec:
         ending: Mapping[str, object] = {}
         if stop is not None:
             ending = {"function": function_digest(stop)} if callable(stop) else stop.describe()
-        own = problem.x0 if isinstance(problem, HasStart) else None
+        own = own_start(problem)
         has_start = options.x0 is not None or own is not None
         meta = describe_run(
             self.method,
@@ -143,8 +143,7 @@ def start_of(problem: Problem, x0: object = None) -> Vector:
         InputError: The start is not d finite numbers.
     """
     d, dtype = problem.d, dtype_of(problem)
-    if x0 is None and isinstance(problem, HasStart):
-        x0 = problem.x0
+    x0 = own_start(problem) if x0 is None else x0
     if x0 is None:
         return np.zeros(d, dtype)
     try:

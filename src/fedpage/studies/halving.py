@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedpage.codecs import as_codec
-from fedpage.core.capabilities import HasConvexity
+from fedpage.core.capabilities import is_convex
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.engine.devices import Devices
@@ -167,7 +167,7 @@ def _notes(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
         notes.append("clients keep a state")
     if "every round" in entry.assumes:
         notes.append("all clients in every round")
-    convex = isinstance(problem, HasConvexity) and problem.convex
+    convex = is_convex(problem)
     needs = "strong convexity" if "strongly convex" in entry.assumes else "convexity"
     if "convex" in entry.assumes and not convex:
         notes.append(f"heuristic here, because it assumes {needs}")

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from fedpage.core.capabilities import HasCode, HasConvexity
+from fedpage.core.capabilities import HasCode, is_convex
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
@@ -191,7 +191,7 @@ def resolve_target(problem: Problem, target: TargetLike) -> Target:
     if target.column == "gap":
         if target.value <= 0:
             raise InputError(f"a gap must be above 0, not {target.value:g}")
-        if not (isinstance(problem, HasConvexity) and problem.convex):
+        if not is_convex(problem):
             raise InputError(
                 "a gap needs the minimum of the loss, which is known for convex objectives only; "
                 "choose a gradient norm, or loss:VALUE"

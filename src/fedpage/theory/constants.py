@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpage.core.capabilities import HasConvexity, dtype_of
+from fedpage.core.capabilities import dtype_of, is_convex
 from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws, uniforms
 from fedpage.core.types import Batch, Ints, Oracle, Problem, Smoothness, Vector
@@ -297,6 +297,6 @@ def estimate(problem: Problem, x0: Vector | None = None) -> Constants:
         delta=dissimilarity(problem, [best.x, start]),
         D0=max(problem.loss(start) - best.loss, 0.0),
         R2=float(((start - best.x) ** 2).sum()),
-        convex=isinstance(problem, HasConvexity) and bool(problem.convex),
+        convex=is_convex(problem),
         mu=strong_convexity(problem),
     )

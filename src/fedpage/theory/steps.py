@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpage.core.capabilities import HasConvexity
+from fedpage.core.capabilities import is_convex
 from fedpage.core.errors import InputError
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
+from fedpage.methods.scallion import SCALLION
 from fedpage.methods.steps import (
     check_variant,
     fedpage_nonconvex,
@@ -438,12 +439,14 @@ def quoted_step(method: AnyMethod, problem: Problem) -> float | None:
     Returns:
         The step, or None if the method is neither SCAFFOLD nor plain FedAvg.
     """
-    if not isinstance(method, SCAFFOLD) and type(method) is not FedAvg:  # nor its subclasses
+    if isinstance(method, SCALLION) or not isinstance(method, SCAFFOLD | FedAvg):
+        return None
+    if isinstance(method, FedAvg) and type(method) is not FedAvg:  # subclasses are not covered
         return None
     method.init(np.zeros(problem.d), problem.N)  # checks S
     L, N, S, K = problem.smoothness().row, problem.N, method.S, method.K
-    is_convex = isinstance(problem, HasConvexity) and problem.convex
+    convex = is_convex(problem)
     if isinstance(method, SCAFFOLD):
-        return scaffold_steps(L=L, N=N, S=S, K=K, convex=is_convex).effective_step
+        return scaffold_steps(L=L, N=N, S=S, K=K, convex=convex).effective_step
     _, B = heterogeneity(problem, [reference(problem).x, np.zeros(problem.d)])
-    return fedavg_steps(L=L, N=N, S=S, K=K, B=B, convex=is_convex).effective_step
+    return fedavg_steps(L=L, N=N, S=S, K=K, B=B, convex=convex).effective_step
