@@ -14,27 +14,25 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
+from support import refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.data import download, libsvm, partition, registry
 
 TEXT = b"+1 1:0.5 3:2\n-1 2:1e-3 # a comment 9:9\n\n-1\n+1 3:-4 \n"
 
 
+PACK: dict[str, Any] = {".xz": lzma.compress, ".bz2": bz2.compress, ".gz": gzip.compress}
+
+
 def test_files_are_read_plain_and_compressed(tmp_path):
-    for suffix, pack in (
-        ("", bytes),
-        (".xz", lzma.compress),
-        (".bz2", bz2.compress),
-        (".gz", gzip.compress),
-    ):
-        path = tmp_path / f"small{suffix}"
-        path.write_bytes(pack(TEXT))
-        data = fp.load(path, features=3)
-        assert data.to_dense().tolist() == [[0.5, 0, 2], [0, 1e-3, 0], [0, 0, 0], [0, 0, -4]]
-        assert data.y.tolist() == [1, -1, -1, 1]
-        assert data.digest == fp.load(tmp_path / "small", features=3).digest
+    (tmp_path / "small").write_bytes(TEXT)
+    plain = fp.load(tmp_path / "small", features=3)
+    assert plain.to_dense().tolist() == [[0.5, 0, 2], [0, 1e-3, 0], [0, 0, 0], [0, 0, -4]]
+    assert plain.y.tolist() == [1, -1, -1, 1]
+    for suffix, pack in PACK.items():
+        (tmp_path / f"small{suffix}").write_bytes(pack(TEXT))
+        assert fp.load(tmp_path / f"small{suffix}", features=3).digest == plain.digest
 
 
 def test_index_base_and_width(tmp_path):
@@ -42,77 +40,52 @@ def test_index_base_and_width(tmp_path):
     path.write_bytes(b"1 0:1 2:3\n0 1:5\n")
     assert fp.load(path, one_based=False).to_dense().tolist() == [[1, 0, 3], [0, 5, 0]]
     assert fp.load(path, one_based=False, features=9).features == 9
-    with pytest.raises(InputError, match=r"zero, line 1: the index in '0:1' is outside 1\.\."):
-        fp.load(path)
+    assert "zero, line 1: the index in '0:1' is outside 1.." in refusal(fp.load, path)
+
+
+NOT_A_PAIR = "expected index:value"
+NOT_RISING = "'%s' does not rise above the one before it (2)"
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "line", "fault"),
     [
-        (b"1 1:1\nx 1:1\n", "line 2: the label 'x' is not a number"),
-        (
-            b"1 1:1\n\n1 1:1 2\n",
-            "line 3: expected index:value, a whole and a finite number, found '2'",
-        ),
-        (
-            b"1 1:1\n1 a:1\n",
-            "line 2: expected index:value, a whole and a finite number, found 'a:1'",
-        ),
-        (
-            b"1 1:1 2:zwei\n",
-            "line 1: expected index:value, a whole and a finite number, found '2:zwei'",
-        ),
-        (
-            b"1 1:1 2:nan\n",
-            "line 1: expected index:value, a whole and a finite number, found '2:nan'",
-        ),
-        (b"nan 1:1\n", "line 1: the label 'nan' is not a number"),
-        (b"1 2:1 1:1\n", "line 1: the index in '1:1' does not rise above the one before it (2)"),
-        (b"1 2:1 2:1\n", "line 1: the index in '2:1' does not rise above the one before it (2)"),
-        (b"1 1:1\n1 4:1\n", "line 2: the index in '4:1' is outside 1..3"),
-        (b"1 -1:1\n", "line 1: the index in '-1:1' is outside 1..3"),
-        (
-            b"1 99999999999999999999:1\n",
-            "line 1: the index in '99999999999999999999:1' is outside 1..3",
-        ),
-        (b"1 1_0:1\n", "line 1: expected index:value, a whole and a finite number, found '1_0:1'"),
-        (b"1 1:1_0\n", "line 1: expected index:value, a whole and a finite number, found '1:1_0'"),
-        (
-            b"1 qid:3 1:1\n",
-            "line 1: expected index:value, a whole and a finite number, found 'qid:3'",
-        ),
-        (
-            b"1 1:1e999\n",
-            "line 1: expected index:value, a whole and a finite number, found '1:1e999'",
-        ),
-        (
-            b"1,2,3\n",
-            "line 1: the label '1,2,3' is not a number; a LIBSVM line is such as `1 3:0.5 7:1`, "
-            "and arrays from other files go into fp.Dataset.from_arrays",
-        ),
-        (b"\xff\xfe\n", "line 1: the label '\\\\xff\\\\xfe' is not a number"),
-        (b"", "there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"),
+        (b"1 1:1\nx 1:1\n", 2, "the label 'x'"),
+        (b"1 1:1\n\n1 1:1 2\n", 3, NOT_A_PAIR),
+        (b"1 1:1\n1 a:1\n", 2, NOT_A_PAIR),
+        (b"1 1:1 2:zwei\n", 1, NOT_A_PAIR),
+        (b"1 1:1 2:nan\n", 1, NOT_A_PAIR),
+        (b"1 1_0:1\n", 1, NOT_A_PAIR),
+        (b"1 1:1_0\n", 1, NOT_A_PAIR),
+        (b"1 qid:3 1:1\n", 1, NOT_A_PAIR),
+        (b"1 1:1e999\n", 1, NOT_A_PAIR),
+        (b"nan 1:1\n", 1, "the label 'nan'"),
+        (b"1 2:1 1:1\n", 1, NOT_RISING % "1:1"),
+        (b"1 2:1 2:1\n", 1, NOT_RISING % "2:1"),
+        (b"1 1:1\n1 4:1\n", 2, "'4:1' is outside 1..3"),
+        (b"1 -1:1\n", 1, "'-1:1' is outside 1..3"),
+        (b"1 99999999999999999999:1\n", 1, "is outside 1..3"),
+        (b"1,2,3\n", 1, "fp.Dataset.from_arrays"),
+        (b"\xff\xfe\n", 1, "the label"),
+        (b"", 0, "there is no row in it"),
     ],
 )
-def test_errors_name_the_line_and_the_token(tmp_path, text, fault):
+def test_errors_name_the_line_and_the_token(tmp_path, text, line, fault):
     path = tmp_path / "bad"
     path.write_bytes(text)
-    with pytest.raises(InputError) as error:
-        fp.load(path, features=3)
-    assert str(error.value).endswith(fault)
-    assert str(path) in str(error.value)
+    said = refusal(fp.load, path, features=3)
+    assert said.startswith(f"{path}, line {line}: " if line else f"{path}: ")
+    assert fault in said
 
 
-def test_truncated_archives_and_missing_files_are_refused(tmp_path):
-    for suffix, pack in ((".xz", lzma.compress), (".bz2", bz2.compress), (".gz", gzip.compress)):
-        path = tmp_path / f"cut{suffix}"
-        path.write_bytes(pack(TEXT)[:-9])
-        with pytest.raises(InputError, match=f"not a complete {suffix[1:]} file"):
-            fp.load(path, features=3)
-    with pytest.raises(InputError, match="there is no such file"):
-        fp.load(tmp_path / "none.txt")
-    with pytest.raises(InputError, match="is a directory"):
-        fp.load(tmp_path)
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "huge").write_bytes(b"1 2000000000:1\n-1 1:1\n")
+    for suffix, pack in PACK.items():
+        (tmp_path / f"cut{suffix}").write_bytes(pack(TEXT)[:-9])
+        assert f"not a complete {suffix[1:]} file" in refusal(fp.load, tmp_path / f"cut{suffix}")
+    assert "there is no such file" in refusal(fp.load, tmp_path / "none.txt")
+    assert "is a directory" in refusal(fp.load, tmp_path)
+    assert "largest index is 2,000,000,000" in refusal(fp.load, tmp_path / "huge")
 
 
 def test_two_labels_become_signs_and_other_targets_stay():
@@ -130,13 +103,7 @@ def test_two_labels_become_signs_and_other_targets_stay():
     ],
 )
 def test_arrays_of_wrong_shapes_are_refused(X, y, why):
-    with pytest.raises(InputError, match=why):
-        fp.Dataset.from_arrays(X, y)
-
-
-def test_regression_targets_are_kept():
-    data = fp.Dataset.from_arrays(np.ones((2, 1)), [0.0, 10.0])
-    assert fp.LeastSquares(data, clients=1).loss(np.zeros(1)) == 25.0
+    assert why in refusal(fp.Dataset.from_arrays, X, y)
 
 
 def test_indices_outside_the_arrays_are_refused():
@@ -156,28 +123,12 @@ def test_indices_outside_the_arrays_are_refused():
         {"values": np.array([1.0, np.nan])},
         {"y": np.array([1.0, np.inf])},
     ):
-        with pytest.raises(InputError):
-            make(**({"y": np.ones(2)} | ok | bad))
-    for order, ptr in (
-        ([0, 1, 2], [0, 2, 50_000]),
-        ([0, 1, 2], [1, 2, 3]),
-        ([0, 1, 1], [0, 3]),
-        ([0, -1], [0, 2]),
-    ):
-        with pytest.raises(InputError):
-            partition.Partition("mine", np.array(order), np.array(ptr))
+        refusal(make, **({"y": np.ones(2)} | ok | bad))
     problem = fp.RobustRegression(fp.load("census", rows=20), clients=4)
     oracle = problem.oracle(np.arange(3), fp.core.random.RoundDraws(0, 0))
     for shape in ((2, 123), (3, 122), (4, 123)):
         with pytest.raises(ValueError, match="points of shape"):
             oracle.grad(np.zeros(shape), oracle.batch(None))
-
-
-def test_a_huge_index_is_refused_before_memory_is_allocated(tmp_path):
-    path = tmp_path / "huge"
-    path.write_bytes(b"1 2000000000:1\n-1 1:1\n")
-    with pytest.raises(InputError, match="largest index is 2,000,000,000"):
-        fp.load(path)
 
 
 def test_a_path_is_never_taken_for_a_name(tmp_path, monkeypatch):
@@ -235,11 +186,7 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FEDPAGE_DATA", str(given))
     item = registry.libsvm_file("ijcnn1")
-    with pytest.raises(InputError) as error:
-        fp.load("ijcnn1")
-    assert item.address in str(error.value)
-    assert len(str(error.value)) <= 200
-    assert "\n" not in str(error.value)
+    assert item.address in refusal(fp.load, "ijcnn1")
     (cache / "ijcnn1.bz2").touch()
     assert registry.find(item) == cache / "ijcnn1.bz2"
     (given / "ijcnn1.xz").touch()
@@ -248,22 +195,25 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
     assert registry.find(item) == given / "ijcnn1"
 
 
-def test_unknown_names_get_a_suggestion():
-    with pytest.raises(InputError, match="did you mean 'mushrooms'"):
-        fp.load("mushroms")
-    with pytest.raises(InputError, match="has no option skew"):
-        fp.load("a9a", skew=1)
-    with pytest.raises(InputError, match="has no option colour"):
-        fp.load("census", colour=1)
-    with pytest.raises(InputError, match="no option clients; did you mean 'client'"):
-        fp.load("patients.csv", label="outcome", clients="hospital")
-
-
-def test_what_cannot_be_read_is_not_called_libsvm(tmp_path):
-    with pytest.raises(InputError, match="is a directory; give the path of a file"):
-        fp.load(tmp_path, label="outcome")
-    with pytest.raises(InputError, match="save it as CSV"):
-        fp.load("patients.xlsx", label="outcome")
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        ("mushroms", {}, "did you mean 'mushrooms'"),
+        ("a9a", {"skew": 1}, "has no option skew"),
+        ("census", {"colour": 1}, "has no option colour"),
+        ("patients.csv", {"label": "y", "clients": "hospital"}, "did you mean 'client'"),
+        ("digits:colour=1", {}, "colour"),
+        ("digits:classes=x", {}, "with numbers"),
+        ("digits:classes=3", {}, "classes must be 2"),
+        ("a9a:rows=3", {}, "unknown 'rows'"),
+        ("census", {"rows": 1}, "rows"),
+        ("census", {"skew": -1}, "skew"),
+        ("census", {"skew": float("nan")}, "skew"),
+        ("census", {"noise": -0.1}, "noise"),
+    ],
+)
+def test_names_and_settings_that_do_not_exist(name, options, word):
+    assert word in refusal(fp.load, name, **options)
 
 
 # Fetching, from a server on this machine
@@ -303,8 +253,7 @@ def mirror(monkeypatch):
 
 def test_a_download_is_complete_or_leaves_nothing(tmp_path, mirror):
     Server.cut = 20
-    with pytest.raises(InputError, match="the download failed"):
-        download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
+    assert "the download failed" in refusal(download.fetch, ENTRY, folder=tmp_path, mirror=mirror)
     assert list(tmp_path.iterdir()) == []
     Server.cut = None
     bar = Mock()
@@ -315,15 +264,14 @@ def test_a_download_is_complete_or_leaves_nothing(tmp_path, mirror):
     bar.close.assert_called_once_with()
 
 
-def test_fetch_removes_wrong_content(tmp_path, mirror):
+def test_a_download_of_other_content_is_removed(tmp_path, mirror):
     Server.body = b"1 1:1\n"
-    with pytest.raises(InputError, match=r"file was not used: .* rows of tiny must be 4, not 1"):
-        download.fetch(ENTRY, folder=tmp_path, mirror=mirror)
+    said = refusal(download.fetch, ENTRY, folder=tmp_path, mirror=mirror)
+    assert "file was not used: " in said
+    assert "rows of tiny must be 4, not 1" in said
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="the server answered 404"):
-        download.fetch(
-            registry.LibsvmFile("no", "no", 1, 1, (0, 1)), folder=tmp_path, mirror=mirror
-        )
+    other = registry.LibsvmFile("no", "no", 1, 1, (0, 1))
+    assert "answered 404" in refusal(download.fetch, other, folder=tmp_path, mirror=mirror)
 
 
 # Sparse rows
@@ -377,8 +325,7 @@ def test_from_clients_joins_rows_and_keeps_ids():
     ],
 )
 def test_from_clients_refuses_what_does_not_fit(clients, ids, message):
-    with pytest.raises(InputError, match=message):
-        fp.Dataset.from_clients(clients, ids=ids)
+    assert message in refusal(fp.Dataset.from_clients, clients, ids=ids)
 
 
 # Generated and bundled data
@@ -390,18 +337,12 @@ def test_census_has_the_shape_of_a9a_and_a_note():
     assert 0.23 < (data.y > 0).mean() < 0.25
     assert data.note.startswith("synthetic")
     assert (data.X.data == 1).all()
-    assert data.digest == fp.load("census").digest != fp.load("census", seed=1).digest
+    assert data.digest[:16] == "d729bbe050bb82c6"  # of every version and machine
+    assert data.digest != fp.load("census", seed=1).digest
     fields = np.searchsorted(
         np.cumsum(fp.data.builtin.FIELDS), data.X.indices.reshape(-1, 14), side="right"
     )
     assert (fields == np.arange(14)).all()  # one value of every field
-
-
-def test_census_is_the_same_everywhere():
-    assert (
-        fp.load("census").digest
-        == "d729bbe050bb82c6414c5ebdae22cdaa0b9d8b1618597be655a5dd6e5c1999ff"
-    )
 
 
 def test_skew_makes_clients_of_every_size_differ():
@@ -429,14 +370,6 @@ def test_census_labels_follow_a_planted_model():
 def test_a_name_may_have_settings_as_on_the_command_line():
     assert fp.load("digits:classes=10").classes == tuple(range(10))
     assert fp.load("census:rows=50:skew=1").digest == fp.load("census", rows=50, skew=1).digest
-    for text, word in (
-        ("digits:colour=1", "colour"),
-        ("digits:classes=x", "with numbers"),
-        ("digits:classes=3", "classes must be 2"),
-        ("a9a:rows=3", "unknown 'rows'"),
-    ):
-        with pytest.raises(InputError, match=word):
-            fp.load(text)
 
 
 def test_bundled_data_has_signed_labels():
@@ -446,14 +379,6 @@ def test_bundled_data_has_signed_labels():
     assert cancer.binary
     assert digits.binary
     assert int((cancer.y > 0).sum()) == 357
-
-
-@pytest.mark.parametrize(
-    "options", [{"rows": 1}, {"skew": -1}, {"skew": float("nan")}, {"noise": -0.1}]
-)
-def test_census_refuses_numbers_out_of_range(options):
-    with pytest.raises(InputError, match="census"):
-        fp.load("census", **options)
 
 
 def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run):
@@ -494,7 +419,7 @@ def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):
 
 
 def test_registries_refuse_a_name_that_is_taken():
-    with pytest.raises(InputError, match="partition 'iid' is registered already"):
-        partition.PARTITIONS.register("iid")(partition.blocks)
+    taken = refusal(partition.PARTITIONS.register("iid"), partition.blocks)
+    assert "partition 'iid' is registered already" in taken
     assert partition.PARTITIONS.get("nothing") is None
     assert "nothing" not in partition.PARTITIONS

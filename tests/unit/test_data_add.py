@@ -6,9 +6,9 @@ import lzma
 from typing import Any
 
 import pytest
+from support import refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.data import download, registry
 
 TEXT = b"1 1:0.5 3:2\n-1 2:1\n1 1:1\n-1 3:1.5\n"
@@ -60,15 +60,11 @@ def test_a_name_of_the_site_and_a_name_of_the_users_own(cache, tmp_path):
     site = write(tmp_path, "tiny2_train.binary", suffix=".gz")
     own = write(tmp_path, "download (1)", suffix=".xz")
     assert download.add([site])[0].path == cache / "tiny2.binary.gz"
-    with pytest.raises(InputError, match=r"no registered data set has a file of this name.*--as"):
-        download.add([own])
+    assert "no registered data set has a file of this name" in refusal(download.add, [own])
     assert download.add([own], "tiny")[0].path == cache / "tiny.xz"
-    with pytest.raises(InputError, match="one file, not 2"):
-        download.add([own, site], "tiny")
-    with pytest.raises(InputError, match="unknown data set 'tinny': did you mean 'tiny'"):
-        download.add([own], "tinny")
-    with pytest.raises(InputError, match="'census' is embedded"):
-        download.add([own], "census")
+    assert "one file, not 2" in refusal(download.add, [own, site], "tiny")
+    assert "did you mean 'tiny'" in refusal(download.add, [own], "tinny")
+    assert "'census' is embedded" in refusal(download.add, [own], "census")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +75,7 @@ def test_a_name_of_the_site_and_a_name_of_the_users_own(cache, tmp_path):
         (OTHER, "the digest of tiny"),
         (b"<html>404</html>", "line 1"),
         (b"1 4:1\n", "nothing was copied, because this is not tiny: "),
+        (lzma.compress(TEXT)[:-9], "line 1"),
         (None, "no such file"),
     ],
 )
@@ -87,18 +84,9 @@ def test_with_a_wrong_file_nothing_changes(cache, tmp_path, content, message):
     bad = tmp_path / "downloads" / "tiny"
     if content is not None:
         bad.write_bytes(content)
-    with pytest.raises(InputError, match=message) as error:
-        download.add([good, bad])
-    assert str(bad) in str(error.value)
-    assert "\n" not in str(error.value)
-    assert names(cache) == []
-
-
-def test_a_damaged_archive_is_refused(cache, tmp_path):
-    path = write(tmp_path, "tiny", suffix=".xz")
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"tiny\.xz"):
-        download.add([path])
+    said = refusal(download.add, [good, bad])
+    assert str(bad) in said
+    assert message in said
     assert names(cache) == []
 
 
@@ -107,15 +95,13 @@ def test_what_is_there_already_stays(cache, tmp_path):
     again = download.add([write(tmp_path, "tiny")])[0]
     assert (again.is_new, again.path) == (False, first.path)
     assert download.add([first.path])[0].is_new is False
-    with pytest.raises(InputError, match="no such file"):
-        download.add([tmp_path / "elsewhere" / "tiny"])
     assert names(cache) == ["tiny.xz"]
 
 
 def test_a_damaged_file_in_the_cache_is_reported(cache, tmp_path):
     write(cache, "tiny", OTHER)
-    with pytest.raises(InputError, match=r"remove the file that is there now: .*cache"):
-        download.add([write(tmp_path, "tiny", suffix=".xz")])
+    said = refusal(download.add, [write(tmp_path, "tiny", suffix=".xz")])
+    assert said.startswith(f"remove the file that is there now: {cache}")
     assert names(cache) == ["tiny"]
 
 
@@ -131,13 +117,8 @@ def test_the_command_prints_where_the_files_are(cache, tmp_path, run):
 
 def test_without_a_network_the_error_explains_what_to_do(cache):
     item = registry.libsvm_file("rcv1.binary")
-    with pytest.raises(InputError) as fetched:
-        download.fetch(item, mirror="http://127.0.0.1:1")
-    with pytest.raises(InputError, match="not an address"):
-        download.fetch(item, mirror="nowhere")
-    with pytest.raises(InputError) as loaded:
-        fp.load("rcv1.binary")
-    for error in (str(fetched.value), str(loaded.value)):
-        assert item.address in error
-        assert "`fedpage data add rcv1_train.binary.bz2`" in error
-        assert "\n" not in error
+    fetched = refusal(download.fetch, item, mirror="http://127.0.0.1:1")
+    assert "not an address" in refusal(download.fetch, item, mirror="nowhere")
+    for said in (fetched, refusal(fp.load, "rcv1.binary")):
+        assert item.address in said
+        assert "`fedpage data add rcv1_train.binary.bz2`" in said

@@ -10,9 +10,9 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 
 hf = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
 flwr_datasets = pytest.importorskip("flwr_datasets", reason="the extra `datasets` is not installed")
@@ -105,7 +105,7 @@ def test_numbers_and_categories_are_encoded_like_a_frame(table):
     )
     np.testing.assert_array_equal(data.to_dense(), expected.to_dense())
     assert data.columns == expected.columns
-    assert data.encoding.describe() == expected.encoding.describe()
+    assert data.encoding.columns == expected.encoding.columns
     assert data.clients.tolist() == table["hospital"][:]
     assert (data.classes, data.y.tolist()) == (tuple(NAMES), [i % 3 for i in range(ROWS)])
 
@@ -166,19 +166,19 @@ def test_a_federated_dataset_of_a_local_file(federated):
     assert (data.rows, data.features, data.classes) == (12, 2, ("no", "yes"))
     assert data.clients.tolist() == ["h0"] * 4 + ["h1"] * 4 + ["h2"] * 4
     several = federated(train=2, test=3)
-    with pytest.raises(InputError, match="several splits; give split=, one of train, test"):
-        fp.from_huggingface(several, label="outcome")
+    assert "give split=, one of train, test" in refusal(
+        fp.from_huggingface, several, label="outcome"
+    )
     data = fp.from_huggingface(several, label="outcome", split="test", columns=["a", "b"])
     assert len(set(data.clients.tolist())) == 3
-    with pytest.raises(InputError, match="no split 'valid'"):
-        fp.from_huggingface(several, label="outcome", split="valid")
+    assert "no split 'valid'" in refusal(
+        fp.from_huggingface, several, label="outcome", split="valid"
+    )
 
 
 def test_without_a_network_one_line_says_so():
     absent = flwr_datasets.FederatedDataset(dataset="no-such/data", partitioners={"train": 2})
-    with pytest.raises(InputError, match=r"cannot be loaded: .*no-such/data") as error:
-        fp.from_huggingface(absent, label="label")
-    assert "\n" not in str(error.value)
+    assert "cannot be loaded: " in refusal(fp.from_huggingface, absent, label="label")
 
 
 def test_images_are_flat_rows_from_0_to_1():
@@ -202,8 +202,8 @@ def test_images_are_flat_rows_from_0_to_1():
         {"image": [image.fromarray(pixels[0]), image.fromarray(pixels[1][:3])], "label": [0, 1]},
         features=features,
     )
-    with pytest.raises(InputError, match="column 'image' has images of different sizes"):
-        fp.from_huggingface(mixed, label="label")
+    said = refusal(fp.from_huggingface, mixed, label="label")
+    assert "column 'image' has images of different sizes" in said
 
 
 # Rows for networks
@@ -277,17 +277,13 @@ def test_torch_trains_on_a_partitioned_data_set(table):
     ],
 )
 def test_columns_that_cannot_be_used(table, options, message):
-    with pytest.raises(InputError) as error:
-        fp.from_huggingface(table, **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in refusal(fp.from_huggingface, table, **options)
 
 
 def test_sources_that_cannot_be_used(table):
-    def refused(source, message, **options):
-        with pytest.raises(InputError, match=message) as error:
-            client_datasets(source, label="label", columns="vector", **options)
-        assert "\n" not in str(error.value)
+    def refused(source, word, **options):
+        options = {"label": "label", "columns": "vector"} | options
+        assert word in refusal(client_datasets, source, **options)
 
     refused(table, "nothing says whose rows these are; give client=")
     refused([table, table.select([])], "client 1 of 2 has no rows")
@@ -297,24 +293,25 @@ def test_sources_that_cannot_be_used(table):
     refused(hf.DatasetDict(train=table, test=table), "several splits")
     refused(table.to_iterable_dataset(), "not a IterableDataset")
     refused(IidPartitioner(3), "IidPartitioner: The dataset field should be set")
-    refused(partitions(VerticalEvenPartitioner(2), table), "client .: there is no column")
-    with pytest.raises(InputError, match="name the column of targets"):
-        client_datasets(table)
+    refused(partitions(VerticalEvenPartitioner(2), table), "there is no column")
+    refused(table, "name the column of targets", label=None)
 
 
-def test_free_text_and_other_types_are_refused():
-    text = {"text": [f"sentence {i}" for i in range(300)], "label": [0, 1] * 150}
-    with pytest.raises(InputError, match=r"'text' has 300 different texts in 300 rows.*drop="):
-        fp.from_huggingface(hf.Dataset.from_dict(text), label="label")
-    nested = hf.Dataset.from_dict({"meta": [{"a": 1}, {"a": 2}], "label": [0, 1]})
-    with pytest.raises(InputError, match=r"column 'meta' is of type .*leave it out with drop="):
-        fp.from_huggingface(nested, label="label")
-    ragged = hf.Dataset.from_dict({"v": [[1.0], [1.0, 2.0]], "label": [0, 1]})
-    with pytest.raises(InputError, match="'v' has vectors of different sizes"):
-        fp.from_huggingface(ragged, label="label")
-    parts = [ragged.select([0]), ragged.select([1])]
-    with pytest.raises(InputError, match="'v' has vectors of different sizes"):
-        fp.from_huggingface(parts, label="label")
+@pytest.mark.parametrize(
+    ("columns", "word"),
+    [
+        ({"text": [f"sentence {i}" for i in range(300)]}, "'text' has 300 different texts"),
+        ({"meta": [{"a": 1}, {"a": 2}]}, "column 'meta' is of type"),
+        ({"v": [[1.0], [1.0, 2.0]]}, "'v' has vectors of different sizes"),
+    ],
+)
+def test_free_text_and_other_types_are_refused(columns, word):
+    (cells,) = columns.values()
+    rows = hf.Dataset.from_dict({**columns, "label": [0, 1] * (len(cells) // 2)})
+    assert word in refusal(fp.from_huggingface, rows, label="label")
+    if word.startswith("'v'"):
+        parts = [rows.select([0]), rows.select([1])]
+        assert word in refusal(fp.from_huggingface, parts, label="label")
 
 
 def test_dropped_rows_take_their_class_labels_with_them(table):
@@ -340,5 +337,6 @@ def test_dropped_rows_take_their_class_labels_with_them(table):
 def test_rows_without_a_label_are_refused(absent):
     features = hf.Features({"v": hf.Value("float64"), "label": hf.ClassLabel(names=["a", "b"])})
     rows = hf.Dataset.from_dict({"v": [1.0, 2.0], "label": [0, absent]}, features=features)
-    with pytest.raises(InputError, match="row 2 has no label in column 'label'"):
-        fp.from_huggingface(rows, label="label")
+    assert "row 2 has no label in column 'label'" in refusal(
+        fp.from_huggingface, rows, label="label"
+    )
