@@ -60,25 +60,38 @@ def config(tmp_path):
 @pytest.fixture
 def federate(config, tmp_path):
     """Return a function that runs a federation in this process and returns its strategy."""
+    from faults import Killed
     from localgrid import LocalGrid
 
+    import fedpage as fp
     from fedpage.flower.client_app import app
     from fedpage.flower.server_app import FedpageStrategy
 
-    def run(fault=None, nodes=None, prepare=None, callbacks=(), **changes):
+    def run(fault=None, nodes=None, prepare=None, callbacks=(), kill=None, **changes):
+        """Start a server. With `kill` it dies after that round, before the checkpoint."""
+
+        def die(info):
+            if info.round == kill:
+                raise Killed
+
         settings = config | changes
         node_configs = nodes or [
             {"partition-id": i, "client-state-dir": str(tmp_path / "client-state")}
             for i in range(settings["clients"])
         ]
         grid = LocalGrid(app, node_configs, settings, fault=fault)
+        callbacks = [*callbacks, fp.FunctionCallback(on_round_end=die)]
         strategy = FedpageStrategy(
             settings, sleep=grid.sleep, clock=grid.clock, callbacks=callbacks
         )
         strategy.grid = grid
         if prepare is not None:
             prepare(grid)
-        strategy.start(grid)
+        if kill is None:
+            strategy.start(grid)
+        else:
+            with pytest.raises(Killed):
+                strategy.start(grid)
         return strategy
 
     return run

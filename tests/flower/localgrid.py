@@ -59,22 +59,11 @@ class LocalGrid(Grid):
         node_configs: the node config of each client.
         run_config: the run config.
         fault: chooses the fault of each message.
-        tick: virtual seconds that a look for replies takes.
-        seed: seed of the node ids.
     """
 
-    def __init__(
-        self,
-        app,
-        node_configs,
-        run_config,
-        *,
-        fault: Fault | None = None,
-        tick: float = 1.0,
-        seed: int = 0,
-    ):
-        rng = random.Random(seed)
-        self.app, self.tick, self.now = app, tick, 0.0
+    def __init__(self, app, node_configs, run_config, *, fault: Fault | None = None):
+        rng = random.Random(0)
+        self.app, self.now = app, 0.0
         self.fault: Fault = fault or (lambda client, message: None)
         self._run_id = 7
         self.contexts: dict[int, Context] = {}
@@ -95,9 +84,24 @@ class LocalGrid(Grid):
         self.client_of[node_id] = client
 
     def node(self, client: int) -> int:
-        return next(
-            node for node, held in self.client_of.items() if held == client and node in self.online
-        )
+        found = [node for node, held in self.client_of.items() if held == client]
+        return next(node for node in found if node in self.online)
+
+    def move(self, client: int, node_id: int, node_config: dict | None = None) -> None:
+        """Disconnect a client's node, and connect one with another id."""
+        old = self.node(client)
+        config = self.contexts[old].node_config if node_config is None else node_config
+        self.online.discard(old)
+        self.add(node_id, client, config, self.contexts[old].run_config)
+        self.online.add(node_id)
+
+    def send(self, client: int, kind: str, content: RecordDict, group: str = "9") -> Message:
+        """Send one message, as a server with other plans would, and return the node's reply."""
+        self._identify()
+        self.fault = lambda client, message: None
+        message = Message(content, self.node(client), kind, ttl=60.0, group_id=group)
+        (name,) = self.push_messages([message])
+        return self._ready.pop(name)[1]
 
     def clock(self) -> float:
         return self.now
@@ -121,11 +125,8 @@ class LocalGrid(Grid):
 
     def _identify(self):
         """Set the sender, which Flower knows only inside a running app."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
-            self._run_id,
-            SUPERLINK_NODE_ID,
-            11,
-        )
+        TaskIdentity.run_id, TaskIdentity.task_id = self._run_id, 11
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(transmit(message)) for message in messages]
@@ -134,12 +135,8 @@ class LocalGrid(Grid):
         meta, name = message.metadata, message.metadata.message_id
         self._expires[name] = self.now + meta.ttl
         if meta.dst_node_id not in self.online:
-            self._answer(
-                name,
-                self._from_superlink(
-                    message, ErrorCode.NODE_UNAVAILABLE, "Error: Node Unavailable"
-                ),
-            )
+            code = ErrorCode.NODE_UNAVAILABLE
+            self._answer(name, self._from_superlink(message, code, "Error: Node Unavailable"))
             return name
         client = self.client_of[meta.dst_node_id]
         self.sent.append((client, meta.message_type))
@@ -164,23 +161,13 @@ class LocalGrid(Grid):
         self._ready[name] = (self.now + after, transmit(reply))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        self.now += self.tick
+        self.now += 1.0  # a look for replies takes a virtual second
         received = []
         for name in list(message_ids):
             if self._expires.get(name, -1.0) < self.now:  # the SuperLink answers after the deadline
-                meta = Metadata(
-                    self._run_id,
-                    "",
-                    SUPERLINK_NODE_ID,
-                    SUPERLINK_NODE_ID,
-                    name,
-                    "",
-                    0.0,
-                    0,
-                    "system",
-                )
+                meta = (self._run_id, "", SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, name)
                 error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Error: Message Unavailable")
-                received.append(make_message(meta, error=error))
+                received.append(make_message(Metadata(*meta, "", 0.0, 0, "system"), error=error))
                 self._expires.pop(name, None)
                 self._ready.pop(name, None)
             elif name in self._ready and self._ready[name][0] <= self.now:

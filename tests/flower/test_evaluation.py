@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from faults import AWAY, At, Killed, ask, refusal, texts
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import fedpage as fp
 from fedpage.core.types import StopReason
-from fedpage.flower import messages
-from fedpage.flower.evaluation import Evaluator, ImpossibleValue
+from fedpage.flower import client_app, messages, node_evaluation
 
 SCAFFOLD = {"method": "scaffold", "hyper": "S=3 K=2"}
+EVERY = {"record-every": 1}
 PREFIX = "evaluation-"
-
-
-class Killed(BaseException):
-    pass
 
 
 def change_evaluation(change):
@@ -44,12 +41,12 @@ def change_evaluation(change):
 
 
 def of_client(wrong, change, first=0):
-    """Let a client's evaluations be changed from a round on; None: they are missing."""
+    """Let a client's evaluations be changed from a round on; if `change` is None, be missing."""
 
     def choose(client, message):
         now = message.metadata.group_id
-        late = now.isdigit() and int(now) >= first
-        return change_evaluation(change) if client == wrong and late else None
+        is_wrong = client == wrong and now.isdigit() and int(now) >= first
+        return change_evaluation(change) if is_wrong else None
 
     return choose
 
@@ -59,6 +56,8 @@ def set_value(name, value):
 
 
 def count_exchanges(counts):
+    """Keep the types of the messages of each exchange."""
+
     def prepare(grid):
         push = grid.push_messages
 
@@ -72,10 +71,6 @@ def count_exchanges(counts):
     return prepare
 
 
-def texts(history, event):
-    return [e["text"] for e in history.events if e["event"] == event]
-
-
 @pytest.mark.parametrize("every", [1, 2, 10, "log"])
 @pytest.mark.parametrize("method", ["fedpage", "scaffold"])
 def test_riding_changes_no_bit(federate, simulated, method, every):
@@ -83,23 +78,21 @@ def test_riding_changes_no_bit(federate, simulated, method, every):
     assert federate(**changes).history.same(simulated(**changes))
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, 11), (2, 11), (0, 11)])
-def test_a_record_in_every_round_needs_one_more_exchange(federate, every, expected):
-    """Every evaluation but the last is sent together with the next round."""
+@pytest.mark.parametrize("every", [1, 2, 0])
+def test_an_evaluation_and_a_round_are_one_message_to_a_node(federate, every):
+    """Ten rounds need eleven exchanges, because only the last evaluation is sent alone."""
     counts: list[list[str]] = []
-    federate(prepare=count_exchanges(counts), **{"record-every": every})
+    history = federate(
+        prepare=count_exchanges(counts), **SCAFFOLD, **{"record-every": every}
+    ).history
     rounds = [types for types in counts if {messages.TRAIN, messages.EVALUATE} & set(types)]
-    assert len(rounds) == expected
-    assert set(rounds[-1]) == {messages.EVALUATE}
-    assert max(map(len, rounds)) == 8
-
-
-def test_an_evaluation_and_a_round_are_one_message_to_a_node(federate):
-    """Eight nodes get eight messages in each round, although three of them train."""
-    counts: list[list[str]] = []
-    federate(prepare=count_exchanges(counts), **SCAFFOLD, **{"record-every": 1})
-    joint = [types for types in counts if messages.TRAIN in types]
-    assert [(types.count(messages.TRAIN), len(types)) for types in joint] == [(3, 8)] * 10
+    assert len(rounds) == 11
+    assert rounds.pop() == [messages.EVALUATE] * 8
+    assert [types.count(messages.TRAIN) for types in rounds] == [3] * 10
+    if every == 1:  # eight nodes get eight messages, although three of them train
+        assert {len(types) for types in rounds} == {8}
+        # A look for replies takes a virtual second, and every round has one, before it begins.
+        assert np.all(np.diff(history["seconds"]) >= 1.0)
 
 
 @pytest.mark.parametrize("changes", [{}, SCAFFOLD])
@@ -108,22 +101,21 @@ def test_a_round_that_was_sent_ahead_is_dropped_when_the_run_stops(
     federate, simulated, changes, at
 ):
     """The run ends at a record; the round after it has been computed, and counts nowhere."""
-    changes = {**changes, "record-every": 1}
+    changes = {**changes, **EVERY}
     norms = simulated(**changes)["grad_norm"]
-    if norms[:at].min() <= norms[at]:
-        pytest.skip("the norm is not the smallest so far")  # pragma: no cover
+    assert norms[:at].min() > norms[at], "choose a round whose norm is the smallest so far"
     history = federate(target=f"{float(norms[at])},hold=0", **changes).history
     expected = simulated(rounds=at, **changes)
     assert history.stop_reason is StopReason.TARGET
-    kept = [{k: v for k, v in row.items() if k != "seconds"} for row in history.rows]
-    assert kept == [{k: v for k, v in row.items() if k != "seconds"} for row in expected.rows]
+    for column in set(expected.columns) - {"seconds"}:
+        np.testing.assert_array_equal(history[column], expected[column])
     assert history.x.tobytes() == expected.x.tobytes()
 
 
 @pytest.mark.parametrize("changes", [{}, SCAFFOLD])
 @pytest.mark.parametrize("number", [9, 14, 21, 30, 33, 47, 64])
 def test_a_run_killed_at_any_message_resumes_with_equal_bits(federate, simulated, changes, number):
-    changes = {**changes, "record-every": 1, "rounds": 8}
+    changes = {**changes, **EVERY, "rounds": 8}
     count = 0
 
     def die(client, message):
@@ -140,32 +132,26 @@ def test_a_run_killed_at_any_message_resumes_with_equal_bits(federate, simulated
 @pytest.mark.parametrize("hook", ["on_record", "on_round_end"])
 def test_a_run_killed_after_a_round_was_sent_ahead_resumes(federate, simulated, hook):
     """The dropped round left newer client states on the nodes, which the resumed run ignores."""
-    changes = {**SCAFFOLD, "record-every": 1}
 
     def die(info, *_):
         if (info["round"] if hook == "on_record" else info.round) == 5:
             raise Killed
 
     with pytest.raises(Killed):
-        federate(callbacks=[fp.FunctionCallback(**{hook: die})], **changes)
-    assert federate(**changes).history.same(simulated(**changes))
+        federate(callbacks=[fp.FunctionCallback(**{hook: die})], **SCAFFOLD, **EVERY)
+    assert federate(**SCAFFOLD, **EVERY).history.same(simulated(**SCAFFOLD, **EVERY))
 
 
 @pytest.mark.parametrize("changes", [{}, SCAFFOLD])
-@pytest.mark.parametrize("fault", ["drop", "lost", ("error", 8, "died"), ("late", 1000.0)])
+@pytest.mark.parametrize("fault", ["drop", "lost", AWAY, ("late", 1000.0)])
 def test_faults_of_joint_messages_change_no_bit(federate, simulated, changes, fault):
     """A lost joint message costs a retry of the evaluation and one of the round."""
-    seen = set()
-
-    def choose(client, message):
-        key = (client, message.metadata.group_id)
-        if not key[1].isdigit() or client % 3 or key in seen:
-            return None
-        seen.add(key)
-        return fault
-
-    changes = {**changes, "record-every": 1, "rounds": 5}
-    history = federate(choose, **changes).history
+    changes = {**changes, **EVERY, "rounds": 5}
+    kinds = [
+        At(fault, kind, [0, 3, 6], range(9), once=True)
+        for kind in ("train.client", "evaluate.client")
+    ]
+    history = federate(lambda c, m: kinds[0](c, m) or kinds[1](c, m), **changes).history
     expected = simulated(**changes)
     assert history.x.tobytes() == expected.x.tobytes()
     assert history["grad_norm"].tobytes() == expected["grad_norm"].tobytes()
@@ -174,68 +160,64 @@ def test_faults_of_joint_messages_change_no_bit(federate, simulated, changes, fa
 
 def test_an_evaluation_that_fails_does_not_harm_the_round(federate, simulated, monkeypatch):
     """A node that cannot evaluate still trains, and the record is of the others."""
-    from fedpage.flower import client_app, node_evaluation
-
     evaluate = node_evaluation.evaluate_client
     calls: list[object] = []
 
     def fail(problem, x, config):
         calls.append(problem)
-        if len(problem.data.y) and problem is calls[0]:
+        if problem is calls[0]:
             raise ValueError("row 7 is labelled 41250.5")
         return evaluate(problem, x, config)
 
     monkeypatch.setattr(client_app, "evaluate_client", fail)
-    history = federate(**{"record-every": 1}).history
-    expected = simulated(**{"record-every": 1})
-    assert history.x.tobytes() == expected.x.tobytes()
+    history = federate(**EVERY).history
+    assert history.x.tobytes() == simulated(**EVERY).x.tobytes()
     assert set(history["measured_clients"]) == {7.0}
     assert history.last("missing") == 0
-    assert not any("41250.5" in text for text in texts(history, "rejected"))
+    assert not any("41250.5" in text for text in texts(history))
 
 
 WRONG = {
     "its loss -1e+300 is below 0": set_value("loss", -1e300),
+    "its loss -0.001 is below 0": set_value("loss", -1e-3),
     "its loss is far above the others'": set_value("loss", 1e308),
     "its gradient is far above the others'": set_value("gradient", 1e300),
     "its accuracy 7 is not in 0 to 1": set_value("metrics", 7.0),
     "its accuracy -0.1 is not in 0 to 1": set_value("metrics", -0.1),
+    "": set_value("loss", -1e-12),  # within rounding of the minimum
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_values_that_no_rows_can_have_are_rejected_and_named(federate, tmp_path, words):
-    changes = {"metrics": "accuracy", "objective": "logistic-l2", "rounds": 6}
-    every = {"record-every": 2}
-    history = federate(of_client(5, WRONG[words], first=2), **changes, **every).history
+    """They cost no retries: a client that sends an impossible value would send it again."""
+    changes = {
+        "metrics": "accuracy", "objective": "logistic-l2", "rounds": 6, "record-every": 2
+    }  # fmt: skip
+    counts: list[list[str]] = []
+    fault = of_client(5, WRONG[words], first=2)
+    history = federate(fault, prepare=count_exchanges(counts), **changes).history
     assert history.stop_reason is StopReason.FINISHED
-    assert set(texts(history, "rejected")) == {f"evaluation of client 5: {words}"}
-    assert [row.get("measured_clients") for row in history.rows] == [None, 7, 7, 7]
-    assert texts(history, "measured") == ["7 of 8 clients evaluated the model"] * 3
-    honest = federate(out=str(tmp_path / "honest"), **changes, **every).history
+    assert set(texts(history)) == ({f"evaluation of client 5: {words}"} if words else set())
+    seven = [7] * 3 if words else [None] * 3
+    assert [row.get("measured_clients") for row in history.rows] == [None, *seven]
+    assert len(texts(history, "measured")) == (3 if words else 0)
+    assert len([types for types in counts if messages.DESCRIBE not in types]) <= 8
+    honest = federate(out=str(tmp_path / "honest"), **changes).history
     assert history.x.tobytes() == honest.x.tobytes()
     assert np.all(np.abs(history["loss"] - honest["loss"]) < 0.5)
 
 
-def test_wrong_values_cost_no_retries(federate):
-    """A client that sends an impossible value would send it again."""
-    counts: list[list[str]] = []
-    fault = of_client(5, set_value("loss", -1e300))
-    federate(fault, prepare=count_exchanges(counts), **{"record-every": 1, "rounds": 4})
-    assert len([types for types in counts if messages.DESCRIBE not in types]) <= 6
-
-
 def test_a_run_that_diverges_is_still_recognised(federate):
     history = federate(
-        method="fedavg", hyper="S=8 K=2 eta_g=1 eta_l=1e6", objective="squares", rounds=40,
-        **{"record-every": 1},
-    ).history  # fmt: skip
+        method="fedavg", hyper="S=8 K=2 eta_g=1 eta_l=1e6", objective="squares", rounds=12, **EVERY
+    ).history
     assert history.stop_reason is StopReason.DIVERGED
 
 
 def test_a_target_is_not_reached_by_a_part_of_the_clients(federate, simulated, tmp_path):
     """Without client 5 the norm is below the target early; the run goes on."""
-    changes = {"record-every": 1, "rounds": 8}
+    changes = {**EVERY, "rounds": 8}
     partial = federate(of_client(5, None), **changes).history
     assert set(partial["measured_clients"]) == {7.0}
     target = float(partial["grad_norm"].max()) + 1.0
@@ -256,8 +238,9 @@ def test_a_partial_mean_has_the_weights_of_its_clients(federate):
     assert history["loss"][0] == pytest.approx(np.log(2.0), rel=1e-12)  # of every row at x = 0
 
 
-def test_values_without_gradients(federate, simulated):
-    """No gradient of a site leaves it, the loss has the same bits, and a run resumes."""
+@pytest.mark.parametrize("level", ["values", "none"])
+def test_sites_send_less_and_the_model_has_the_same_bits(federate, simulated, level, tmp_path):
+    """No gradient leaves a site with "values", and nothing with "none"; runs resume and load."""
     sizes = set()
 
     def look(client, message):
@@ -269,58 +252,37 @@ def test_values_without_gradients(federate, simulated):
 
         return read
 
-    changes = {"evaluation": "values", "metrics": "accuracy", "objective": "logistic"}
-
-    def die(info):
-        if info.round == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federate(look, callbacks=[fp.FunctionCallback(on_round_end=die)], **changes)
-    history = federate(look, **changes).history
-    assert sizes == {0}
+    metrics = {"metrics": "accuracy"} if level == "values" else {}
+    changes = {"evaluation": level, "objective": "logistic", **SCAFFOLD, **metrics}
+    federate(look, kill=4, **changes)
+    strategy = federate(look, **changes)
     data = fp.load("census", rows=300)
     problem = fp.LogisticRegression(data, fp.power_law(300, 8), metrics="accuracy")
-    expected = simulated(problem)
-    assert "grad_norm" not in history.columns
-    for column in ("loss", "accuracy", "bytes_up"):
+    history, expected = strategy.history, simulated(problem, **SCAFFOLD)
+    assert history.stop_reason is StopReason.FINISHED
+    assert sizes == ({0} if level == "values" else set())
+    measured = {"loss", "accuracy"} if level == "values" else set()
+    assert (
+        set(history.columns) == set(expected.columns) - {"grad_norm", "loss", "accuracy"} | measured
+    )
+    for column in ("bytes_up", *measured):
         assert history[column].tobytes() == expected[column].tobytes()
     assert history.x.tobytes() == expected.x.tobytes()
-
-
-def test_a_run_without_evaluations(federate, simulated, tmp_path):
-    """Sites measure nothing; the records have the costs, and the run can be resumed and read."""
-    changes = {"evaluation": "none", **SCAFFOLD}
-
-    def die(info):
-        if info.round == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federate(callbacks=[fp.FunctionCallback(on_round_end=die)], **changes)
-    strategy = federate(**changes)
-    history, expected = strategy.history, simulated(**SCAFFOLD)
-    assert history.stop_reason is StopReason.FINISHED
-    assert history.x.tobytes() == expected.x.tobytes()
-    assert history["bytes_up"].tobytes() == expected["bytes_up"].tobytes()
-    assert not {"loss", "grad_norm"} & set(history.columns)
-    assert messages.EVALUATE not in {kind for _, kind in strategy.grid.sent}
+    kinds = {kind for _, kind in strategy.grid.sent}
+    assert (messages.EVALUATE in kinds) == (level == "values")
     loaded = fp.History.load(tmp_path / "run")
     assert loaded.same(history)
-    assert "loss" not in repr(loaded)
+    assert ("loss" in repr(loaded)) == (level == "values")
     assert loaded._repr_html_()
     assert fp.Runs(tmp_path / "run")._repr_html_()
 
 
-@pytest.mark.parametrize("level", ["values", "none"])
-def test_a_target_that_sites_do_not_send_is_refused(federate, level):
-    with pytest.raises(fp.InputError, match="does not measure grad_norm"):
-        federate(evaluation=level, target=0.1)
-
-
-def test_a_metric_that_sites_do_not_send_is_no_target(federate):
-    with pytest.raises(fp.InputError, match="does not measure accuracy"):
-        federate(evaluation="none", objective="logistic", target="accuracy:0.9")
+@pytest.mark.parametrize(
+    ("level", "target"), [("values", 0.1), ("none", 0.1), ("none", "accuracy:0.9")]
+)
+def test_a_target_that_sites_do_not_send_is_refused(federate, level, target):
+    with pytest.raises(fp.InputError, match="does not measure"):
+        federate(evaluation=level, objective="logistic", target=target)
 
 
 @pytest.mark.parametrize(
@@ -331,79 +293,21 @@ def test_a_metric_that_sites_do_not_send_is_no_target(federate):
     ],
 )  # fmt: skip
 def test_a_site_may_send_less_than_a_run_asks_for(federate, tmp_path, asked, allowed, fits):
-    nodes = [
-        {"partition-id": i, "client-state-dir": str(tmp_path / f"state{i}")}
-        | ({"evaluation": allowed} if i == 2 else {})
-        for i in range(8)
-    ]
+    nodes = [{"partition-id": i, "client-state-dir": str(tmp_path / f"state{i}")} for i in range(8)]
+    nodes[2]["evaluation"] = allowed
     if fits:
         assert federate(nodes=nodes, evaluation=asked).history.stop_reason is StopReason.FINISHED
-        return
-    with pytest.raises(fp.InputError, match=r"more of an evaluation than .* allows \(evaluation;"):
-        federate(nodes=nodes, evaluation=asked)
+    else:
+        words = r"more of an evaluation than .* allows \(evaluation;"
+        with pytest.raises(fp.InputError, match=words):
+            federate(nodes=nodes, evaluation=asked)
 
 
-def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, tmp_path, caplog):
+def test_a_node_refuses_an_evaluation_that_the_run_does_not_have(config, node_log):
     """A server that asks for values although the run's configuration says none gets a code."""
-    from localgrid import LocalGrid
-
-    from fedpage.flower.client_app import app
-
-    nodes = [{"partition-id": 0, "client-state-dir": str(tmp_path / "state")}]
+    header = messages.EvaluateRequest(0, 0, 123, 1.0, "", "")._asdict()
     settings = config | {"evaluation": "none", "clients": 1, "hyper": "S=1 K=3 eta_g=0.2 p=0.4"}
-    grid = LocalGrid(app, nodes, settings)
-    grid.get_node_ids()
-    header = messages.EvaluateRequest(client=0, round=0, d=123, scale=1.0, agreement="", digest="")
-    content = messages.encode_message(messages.ModelArrays(np.zeros(123)), header)
-    [name] = grid.push_messages(
-        [grid.create_message(content, messages.EVALUATE, grid.node(0), "0", 60.0)]
-    )
-    [reply] = grid.pull_messages([name])
-    assert dict(reply.content["header"])["code"] == "protocol"
-    assert "evaluates no model" in caplog.text
+    reply = ask({}, settings, messages.EVALUATE, header)
+    assert refusal(reply).code == "protocol"
+    assert "evaluates no model" in node_log(refusal(reply).reference)
     assert set(dict(reply.content)) == {"header"}
-
-
-def test_norms_of_evaluations_are_part_of_a_checkpoint(config):
-    metrics = {"mse": fp.METRICS["mse"]}
-    options = {
-        "d": 2, "dtype": np.dtype(np.float64), "scale": np.ones(4), "level": "gradients",
-        "minimum": 0.0, "factor": 1000.0,
-    }  # fmt: skip
-
-    def evaluation(size):
-        return messages.Evaluation(np.array([size]), np.full(2, size), np.array([size]))
-
-    evaluator, resumed = Evaluator(metrics, **options), Evaluator(metrics, **options)
-    assert not evaluator.find_outliers({i: evaluation(1.0) for i in range(4)}, 0)
-    resumed.restore(evaluator.snapshot())
-    later = {i: evaluation(1e-9 if i else 0.5) for i in range(4)}
-    assert not resumed.find_outliers(later, 1)  # client 0 has not grown; the others fit early
-    assert set(Evaluator(metrics, **options).find_outliers(later, 1)) == {0}
-    with pytest.raises(KeyError):
-        evaluator.restore({"loss": {"largest": np.ones(4)}})
-
-
-def test_a_loss_within_rounding_of_its_minimum_is_accepted():
-    evaluator = Evaluator(
-        {}, d=1, dtype=np.dtype(np.float64), scale=np.ones(1), level="values", minimum=0.0,
-        factor=0.0,
-    )  # fmt: skip
-
-    class Reply:
-        def __init__(self, loss):
-            arrays = messages.Evaluation(np.array([loss]), np.zeros(0), np.zeros(0))
-            self.content = messages.encode_message(arrays, messages.EvaluateReply(0, 3))
-
-        def has_error(self):
-            return False
-
-    assert evaluator.decode(0, Reply(-1e-12), 3).loss[0] == -1e-12
-    with pytest.raises(ImpossibleValue, match=r"its loss -0\.001 is below 0"):
-        evaluator.decode(0, Reply(-1e-3), 3)
-
-
-def test_the_time_of_a_joint_exchange_is_its_rounds(federate):
-    """A look for replies takes a virtual second, and every round has one, before it begins."""
-    seconds = federate(**{"record-every": 1}).history["seconds"]
-    assert np.all(np.diff(seconds) >= 1.0)

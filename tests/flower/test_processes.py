@@ -20,7 +20,6 @@ import pytest
 from fast_flower import write_programs
 
 import fedpage as fp
-from fedpage.flower import audit, messages
 from fedpage.flower.deploy.keys import create_keys
 from fedpage.flower.deploy.local_federation import (
     LocalFederation,
@@ -28,7 +27,6 @@ from fedpage.flower.deploy.local_federation import (
     find_free_ports,
 )
 from fedpage.flower.deploy.processes import find_descendants
-from fedpage.runs.status import read_status
 
 FORK = multiprocessing.get_context("fork")
 APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
@@ -216,60 +214,3 @@ def test_a_missing_flower_program_is_reported(tmp_path, monkeypatch):
     ):
         LocalFederation(tmp_path / "home", [{}])
     assert shutil.which("flower-superlink", path=str(tmp_path)) is None
-
-
-LABEL, PLACE = "31337.25", "Ada-Lovelace"
-
-
-def show_log(federation, run):
-    """Return what the ServerApp of a run wrote, as its operator sees it."""
-    done = federation.call_flwr(["log", run, "here", "--show"])
-    return done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_a_real_node_neither_leaks_nor_obeys(tmp_path):
-    evil = tmp_path / "evil.py"
-    evil.write_text(
-        "import os, sys\nimport fedpage as fp\n"
-        f"open({str(tmp_path / 'executed-by-')!r} + os.path.basename(sys.argv[0]), 'w').close()\n"
-        "class E(fp.SCAFFOLD): pass\n"
-    )
-    site = tmp_path / PLACE / "site.csv"
-    site.parent.mkdir()
-    site.write_text(f"weight_kg,y\n0.7,0\n0.8,{LABEL}\n0.6,1\n")
-    state = tmp_path / "state"
-    node = {"partition-id": 0, "client-state-dir": str(state), "data": str(site)}
-    changed = SMALL | {
-        "clients": 1, "data": "", "classes": "0,1", "label": "y", "wait": 5.0,
-        "rounds": 1, "method": "scaffold", "hyper": "S=1 K=2 eta_l=0.1",
-    }  # fmt: skip
-    federation = FastFederation(tmp_path / "home", [node])
-    with federation:
-        shown: dict[str, str] = {}
-        codes = {"not-allowed": {"method": f"{evil}@E"}, "bad-label": {}}
-        for code, changes in codes.items():
-            out = tmp_path / code
-            run = federation.submit(APP, **changed | changes, out=str(out))
-            wait_until(lambda out=out: (found := read_status(out)) and found.end)
-            shown[code] = show_log(federation, run)
-            assert f"({code}; details in its node's log under" in shown[code]
-        site.write_text("weight_kg,y\n0.7,0\n0.8,1\n0.6,1\n")
-        run = federation.submit(APP, **changed, out=str(tmp_path / "good"))
-        wait_until(lambda: ended(tmp_path / "good"))
-        wait_until(lambda: federation.status(run)[0] == "finished:completed", 30)
-    # Its operator chose the file for the server, which executes it. The node does not.
-    assert [path.name for path in tmp_path.glob("executed-by-*")] == ["executed-by-flwr-serverapp"]
-    for secret in (LABEL, PLACE):
-        assert secret not in "".join([*shown.values(), federation.log("superlink")])
-    assert f"label {LABEL}" in federation.log("node0")
-    found = audit.verify(state / "audit.jsonl")
-    assert found.problems == []
-    refused = [entry for entry in found.entries if entry.code]
-    assert {entry.code for entry in refused} == set(codes)
-    assert all(entry.reference in federation.log("node0") for entry in refused)
-    assert all(entry.fab.startswith("fedpage.fedpage-app.1.0.0.") for entry in found.entries)
-    kinds = [entry.message for entry in found.entries if not entry.code]
-    assert messages.TRAIN in kinds
-    assert kinds[-1] == messages.FINISH
-    assert list(state.glob("*.npz")) == []

@@ -8,81 +8,52 @@ import struct
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from faults import REQUEST, D, ask, refusal
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from localgrid import LocalGrid
 
-import fedpage as fp
 from fedpage.core.messages import layout_of
 from fedpage.flower import client_app, messages
 from fedpage.flower.server_app import FedpageStrategy
 
-D = 123
-REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1, "", "")
-
-
-def send(config, message_type=messages.TRAIN, header=None, arrays=None, records=None):
-    """Return the reply of node 0 to one message."""
-    grid = LocalGrid(client_app.app, [{"partition-id": 0}], config)
-    grid.get_node_ids()
-    content = RecordDict({
-        "arrays": ArrayRecord({"x": Array(np.zeros(D))} if arrays is None else arrays),
-        "header": ConfigRecord(REQUEST._asdict() | (header or {})),
-        **(records or {}),
-    })  # fmt: skip
-    (name,) = grid.push_messages([Message(content, grid.node(0), message_type, ttl=60.0)])
-    (reply,) = grid.pull_messages([name])
-    return reply
-
-
-def refusal(reply):
-    """Return the code and the reference of a refusal."""
-    header = messages.decode_header(reply.content, messages.Refusal)
-    return header.code, header.reference
-
 
 def test_a_valid_message_is_answered(config):
-    assert set(send(config).content["arrays"]) == {"g"}
-
-
-@pytest.mark.parametrize(
-    "message_type", ["train", "train.steal", "evaluate", "evaluate.work", "query", "query.rows"]
-)
-def test_unknown_message_types_are_refused(config, message_type, node_log):
-    code, reference = refusal(send(config, message_type))
-    assert code == "protocol"
-    assert f"unknown message type '{message_type}'" in node_log(reference)
+    assert set(ask({}, config).content["arrays"]) == {"g"}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"kind": "train"}, "unknown message type 'train'"),
+        ({"kind": "train.steal"}, "unknown message type 'train.steal'"),
+        ({"kind": "evaluate.work"}, "unknown message type 'evaluate.work'"),
+        ({"kind": "query"}, "unknown message type 'query'"),
         ({"arrays": {"x": Array(np.zeros(10**6))}}, "x has 8,000,128 bytes, but 984 are expected"),
         ({"arrays": {"x": Array(np.zeros(7))}}, "x has shape (7,) instead of (123,)"),
         (
-            {"arrays": {"x": Array(np.zeros(D, dtype=np.float32))}},
+            {"arrays": {"x": Array(np.zeros(D, np.float32))}},
             "x has type float32 instead of float64",
         ),
         ({"arrays": {"y": Array(np.zeros(D))}}, "arrays y instead of x"),
         ({"arrays": {}}, "arrays none instead of x"),
-        (
-            {"records": {"more": ConfigRecord({"a": 1})}},
-            "the message must have one record of arrays and one header",
-        ),
-        ({"header": {"message": "State"}}, "FedPAGE has no message 'State'"),
-        ({"header": {"message": "os"}}, "FedPAGE has no message 'os'"),
-        ({"header": {"client": 1}}, "the message is for client 1, but this node holds client 0"),
-        ({"header": {"d": 0}}, "d = 0 and scale = 1 are out of the accepted range"),
-        ({"header": {"d": 10**12}}, "are out of the accepted range"),
-        ({"header": {"d": 7}}, "has 123 parameters, but 7 are expected"),
-        ({"header": {"scale": float("inf")}}, "scale = inf are out of the accepted range"),
-        ({"header": {"round": "0"}}, "'round' must be of type int, not str"),
-        ({"header": {"extra": 1}}, "the header has unknown fields"),
+        ({"records": {"more": ConfigRecord({"a": 1})}}, "must have one record of arrays and one"),
+        ({"message": "State"}, "FedPAGE has no message 'State'"),
+        ({"message": "os"}, "FedPAGE has no message 'os'"),
+        ({"client": 1}, "the message is for client 1, but this node holds client 0"),
+        ({"d": 0}, "d = 0 and scale = 1 are out of the accepted range"),
+        ({"d": 10**12}, "are out of the accepted range"),
+        ({"d": 7}, "has 123 parameters, but 7 are expected"),
+        ({"scale": float("inf")}, "scale = inf are out of the accepted range"),
+        ({"round": "0"}, "'round' must be of type int, not str"),
+        ({"extra": 1}, "the header has unknown fields"),
     ],
 )
 def test_invalid_messages_are_refused(config, changes, words, node_log):
-    code, reference = refusal(send(config, **changes))
-    assert code in ("protocol", "bad-size")
-    assert words in node_log(reference)
+    given = {name: changes[name] for name in ("kind", "arrays", "records") if name in changes}
+    header = REQUEST._asdict() | ({} if given else changes)
+    found = refusal(ask({}, config, header=header, **given))
+    assert found.code in ("protocol", "bad-size")
+    assert words in node_log(found.reference)
 
 
 def npy_header(shape, dtype="<f8", version=b"\x01\x00"):
@@ -144,65 +115,21 @@ def test_arrays_keep_every_bit():
 
 @pytest.mark.parametrize("register", ["train", "evaluate", "query"])
 def test_the_client_app_takes_no_mods_and_no_functions(register):
-    from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+    from flwr.clientapp.mod import fixedclipping_mod
 
-    for mod in (fixedclipping_mod, adaptiveclipping_mod):
-        with pytest.raises(TypeError, match="mods"):
-            client_app.FedpageClientApp(mods=[mod])  # type: ignore[call-arg]
-        with pytest.raises(RuntimeError, match="takes no functions and no mods"):
-            getattr(client_app.app, register)("client", mods=[mod])
+    with pytest.raises(TypeError, match="mods"):
+        client_app.FedpageClientApp(mods=[fixedclipping_mod])  # type: ignore[call-arg]
+    with pytest.raises(RuntimeError, match="takes no functions and no mods"):
+        getattr(client_app.app, register)("client", mods=[fixedclipping_mod])
 
 
 def test_strategy_wrappers_are_refused_before_a_message_is_sent(config):
-    from flwr.serverapp.strategy import (
-        DifferentialPrivacyClientSideFixedClipping,
-        DifferentialPrivacyServerSideFixedClipping,
-    )
+    from flwr.serverapp import strategy
 
-    for wrapper in (
-        DifferentialPrivacyServerSideFixedClipping,
-        DifferentialPrivacyClientSideFixedClipping,
-    ):
+    for side in ("Server", "Client"):
+        wrapper = getattr(strategy, f"DifferentialPrivacy{side}SideFixedClipping")
         grid = LocalGrid(client_app.app, [{"partition-id": i} for i in range(8)], config)
-        wrapped = wrapper(
-            FedpageStrategy(config), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=3
-        )
+        wrapped = wrapper(FedpageStrategy(config), 0.1, 1.0, 3)
         with pytest.raises(RuntimeError, match="cannot be wrapped"):
             wrapped.start(grid, ArrayRecord({"x": Array(np.zeros(D))}), num_rounds=1)
         assert grid.sent == []
-
-
-def test_client_state_belongs_to_one_run_and_one_client(tmp_path):
-    from fedpage.flower.client_state import ClientStateStore
-    from fedpage.methods.scaffold import ClientState
-
-    store = ClientStateStore(tmp_path, "../../run", 0, ClientState, 3)
-    store.save("", "4 Controlled", ClientState(np.ones((1, 3))))
-    assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
-    assert store.load("4 Controlled").c.tolist() == [[1.0, 1.0, 1.0]]
-    assert store.load("").c.tolist() == [[0.0, 0.0, 0.0]]
-    for other in (
-        ClientStateStore(tmp_path, "other", 0, ClientState, 3),
-        ClientStateStore(tmp_path, "../../run", 1, ClientState, 3),
-    ):
-        with pytest.raises(fp.InputError, match="no client state of round 4"):
-            other.load("4 Controlled")
-    with pytest.raises(fp.InputError, match="not the client state of this client"):
-        ClientStateStore(tmp_path, "../../run", 0, ClientState, 5).load("4 Controlled")
-
-
-def test_the_last_versions_of_a_client_state_are_kept(tmp_path):
-    from fedpage.flower.client_state import ClientStateStore
-    from fedpage.methods.scaffold import ClientState
-
-    store = ClientStateStore(tmp_path, "run", 0, ClientState, 3)
-    for round in range(4, 12):
-        previous = f"{round - 1} Controlled" if round > 4 else ""
-        store.save(previous, f"{round} Controlled", ClientState(np.full((1, 3), float(round))))
-    assert store.load("7 Controlled").c[0, 0] == 7.0
-    with pytest.raises(fp.InputError, match="no client state of round 4"):
-        store.load("4 Controlled")
-    # A message that is handled late must not replace newer versions.
-    store.save("9 Controlled", "10 Other", ClientState(np.zeros((1, 3))))
-    assert store.load("11 Controlled").c[0, 0] == 11.0
-    assert store.load("10 Controlled").c[0, 0] == 10.0

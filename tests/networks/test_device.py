@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from nets import SIZES, mlp_problem, network, rows
+from nets import SIZES, assert_resumes, mlp_problem, network, rows
 from support import methods
 from torch.nn import functional as F
 
-import fedpage as fp
 from fedpage.engine.simulate import Simulation
 from fedpage.problems.torch.problem import TorchProblem
 from fedpage.problems.torch.rows import TensorArrays
@@ -30,18 +29,14 @@ class Resident(TorchProblem):
         return TensorArrays(self.device, self._torch_dtype)
 
 
-def problems(**options):
-    options = {"deterministic": True, **options}
-    data = rows(SIZES)
-    return [
-        kind(network(), F.cross_entropy, data, dtype="float32", **options)
-        for kind in (TorchProblem, Resident)
-    ]
+def make(kind=Resident, deterministic=True):
+    options = {"dtype": "float32", "deterministic": deterministic}
+    return kind(network(), F.cross_entropy, rows(SIZES), **options)
 
 
 @pytest.fixture(scope="module")
 def both():
-    return problems()
+    return make(TorchProblem), make()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -73,8 +68,7 @@ def test_most_methods_stay_on_the_device(both):
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II", "FedPAGE", "FedAdam", "Mime"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_round_reads_no_tensor(name, deterministic, monkeypatch):
-    problem = problems(deterministic=deterministic)[1]
-    run = Simulation(problem, METHODS[name], seed=0)
+    run = Simulation(make(deterministic=deterministic), METHODS[name], seed=0)
 
     def refuse(tensor, *arguments):
         raise AssertionError("a round copies a tensor from the device")
@@ -91,12 +85,7 @@ def test_a_round_reads_no_tensor(name, deterministic, monkeypatch):
 
 @pytest.mark.parametrize("name", ["SCAFFOLD-II", "FedPAGE-average"])
 def test_runs_on_the_device_resume_exactly(name, tmp_path, both):
-    whole = fp.simulate(both[1], METHODS[name], rounds=6, seed=0)
-    fp.simulate(both[1], METHODS[name], rounds=3, seed=0, out=tmp_path)
-    resumed = fp.simulate(
-        both[1], METHODS[name], rounds=6, seed=0, out=tmp_path, options=fp.RunOptions(resume=True)
-    )
-    assert resumed.same(whole)
+    assert_resumes(both[1], METHODS[name], tmp_path)
 
 
 def test_a_cpu_has_no_device_arrays():

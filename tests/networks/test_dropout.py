@@ -7,12 +7,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from nets import assert_resumes, plain_gradient, refuse, run_chunks
 from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.problems.torch.dropout import KeyedDropout, draw_mask, use_keys
+from fedpage.problems.torch.dropout import KeyedDropout, draw_mask, layer_keys, use_keys
 
 
 def network():
@@ -37,18 +38,18 @@ class Encoder(nn.Module):
         return self.linear(x.mean(1 if self.batch_first else 0))
 
 
-def clients(sizes=(9, 5, 12)):
+def clients():
     torch.manual_seed(2)
-    return [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in sizes]
+    return [(torch.randn(n, 6).double(), torch.arange(n) % 3) for n in (9, 5, 12)]
 
 
-def texts(sizes=(9, 5, 12)):
+def texts():
     torch.manual_seed(3)
-    return [(torch.randint(0, 11, (n, 7)), torch.arange(n) % 3) for n in sizes]
+    return [(torch.randint(0, 11, (8, 7)), torch.arange(8) % 3) for _ in range(2)]
 
 
-def problem(**options):
-    return fp.TorchProblem(network(), F.cross_entropy, clients(), **options)
+def problem(model=None, **options):
+    return fp.TorchProblem(model or network(), F.cross_entropy, clients(), **options)
 
 
 METHODS = [
@@ -61,16 +62,22 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_batched_and_deterministic_runs_draw_the_same_masks(method):
+    exact = run_chunks(problem(deterministic=True), method, rounds=6)
+    fast, other = (fp.simulate(problem(), method, rounds=6, seed=seed) for seed in (4, 5))
+    np.testing.assert_allclose(fast.x, exact.x, rtol=0, atol=1e-12)
+    assert np.abs(other.x - fast.x).max() > 1e-3
+
+
+def test_dropout_and_batch_norm_in_one_model():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     runs = [
-        fp.simulate(problem(deterministic=value), method, rounds=6, seed=4)
+        fp.simulate(
+            problem(model.double(), batch_norm="aggregated", deterministic=value), METHODS[0],
+            rounds=3, seed=1,
+        ).x
         for value in (False, True)
-    ]
-    np.testing.assert_allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-12)
-    chunks = fp.RunOptions(threads=2, chunk=1)
-    again = fp.simulate(problem(deterministic=True), method, rounds=6, seed=4, options=chunks)
-    assert again.x.tobytes() == runs[1].x.tobytes()
-    other = fp.simulate(problem(), method, rounds=6, seed=5)
-    assert np.abs(other.x - runs[0].x).max() > 1e-3
+    ]  # fmt: skip
+    np.testing.assert_allclose(runs[0], runs[1], rtol=0, atol=1e-12)
 
 
 def test_a_gradient_is_that_of_the_masked_network():
@@ -80,37 +87,20 @@ def test_a_gradient_is_that_of_the_masked_network():
     found = oracle.grad(own.x0, batch)
     np.testing.assert_array_equal(oracle.grad(own.x0, batch), found)  # one batch, one mask
     assert np.abs(oracle.grad(own.x0, oracle.batch(None)) - found).max() > 1e-3
+    keyed = nn.Sequential(nn.Dropout(0.4))
+    use_keys(keyed)
+    assert isinstance(keyed[0], KeyedDropout)
     masks = []
-
-    def keep(layer, inputs, output):
-        masks.append(torch.where(inputs[0] == 0, 1.0, output / inputs[0]))
-
-    module = copy.deepcopy(own._flat.working)
-    (layer,) = (part for part in module.modules() if isinstance(part, KeyedDropout))
-    layer.register_forward_hook(keep)
     for place, client in enumerate((0, 2)):
         X, y = clients()[client]
-        module.register_module("0", network()[0])
-        key = batch.keys[place]
-        layer.dropout_key = own_key = _layer_key(key)
-        assert own_key.dtype == torch.int64
-        module(X)
+        keyed[0].dropout_key = layer_keys(batch.keys[place], 1)[0]
+        masks.append(keyed(torch.ones(len(X), 20).double()))
         linear = network()
         hidden = torch.tanh(linear[0](X)) * masks[-1]
-        loss = F.cross_entropy(linear[3](hidden), y)
-        expected = torch.autograd.grad(loss, list(linear.parameters()))
-        flat = torch.cat([part.reshape(-1) for part in expected]).numpy()
-        np.testing.assert_allclose(found[place], flat, rtol=0, atol=1e-12)
-        dropped = masks[-1] == 0
-        assert bool(dropped.any())
-        np.testing.assert_allclose(masks[-1][~dropped].detach(), 1 / 0.6, rtol=1e-12)
-    assert not torch.equal(masks[0][:9], masks[1][:9])
-
-
-def _layer_key(key):
-    from fedpage.problems.torch.dropout import layer_keys
-
-    return layer_keys(key, 1)[0]
+        expected = plain_gradient(F.cross_entropy(linear[3](hidden), y), linear)
+        np.testing.assert_allclose(found[place], expected, rtol=0, atol=1e-12)
+        assert {0.0, 1 / 0.6} == set(masks[-1].unique().tolist())
+    assert not torch.equal(masks[0], masks[1][:9])
 
 
 def test_nothing_is_dropped_in_evaluations():
@@ -125,7 +115,7 @@ def test_a_transformer_encoder_with_default_dropout_trains(batch_first):
     runs = []
     for options in ({}, {"deterministic": True}):
         own = fp.TorchProblem(
-            Encoder(batch_first), F.cross_entropy, texts((8, 8)), dtype="float64", **options
+            Encoder(batch_first), F.cross_entropy, texts(), dtype="float64", **options
         )
         assert own.mode == ("sequential" if options else "batched")
         runs.append(fp.simulate(own, fp.FedAvg(S=2, K=3, eta_l=0.1, b=8), rounds=4, seed=0))
@@ -157,45 +147,33 @@ def test_masks_have_the_stated_probability_and_are_independent_between_calls():
     flat = masks.flatten(1) - 0.7
     products = flat @ flat.T / flat.shape[1]
     assert float((products - torch.diag(products.diag())).abs().max()) < 0.025
-    twice = nn.Sequential(nn.Identity(), nn.Dropout(0.5))
-    use_keys(twice)
-    layer = twice[1]
-    layer.dropout_key = torch.tensor(3)
+    twice, channels = (
+        nn.Sequential(nn.Identity(), nn.Dropout(0.5)),
+        nn.Sequential(nn.Dropout2d(0.5)),
+    )
+    for model, layer in ((twice, 1), (channels, 0)):
+        use_keys(model)
+        model[layer].dropout_key = torch.tensor(3)
     ones = torch.ones(30, 4)
     assert torch.equal(twice(ones), twice(ones))
-    assert not torch.equal(layer(ones), layer(ones))
-    channels = nn.Sequential(nn.Dropout2d(0.5))
-    use_keys(channels)
-    channels[0].dropout_key = torch.tensor(3)
+    assert not torch.equal(twice[1](ones), twice[1](ones))
     image = channels(torch.ones(6, 5, 3, 3))
     assert bool((image == image[:, :, :1, :1]).all())
     assert {0.0, 2.0} == set(image.unique().tolist())
 
 
-def test_compiled_masks_are_refused():
-    with pytest.raises(fp.InputError, match="compile=True is not possible with dropout"):
-        problem(compile=True)
-
-
 def test_a_resumed_run_has_the_same_bits(tmp_path):
-    method = METHODS[0]
-    whole = fp.simulate(problem(), method, rounds=8, seed=1, out=tmp_path / "whole")
-    fp.simulate(problem(), method, rounds=3, seed=1, out=tmp_path / "part")
-    resumed = fp.simulate(
-        problem(), method, rounds=8, seed=1, out=tmp_path / "part",
-        options=fp.RunOptions(resume=True),
-    )  # fmt: skip
-    assert resumed.x.tobytes() == whole.x.tobytes()
+    assert_resumes(problem(), METHODS[0], tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("model", "options", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(6, 3), nn.AlphaDropout(0.1)), "AlphaDropout"),
-        (lambda: nn.LSTM(6, 3, 2, dropout=0.1), "put nn.Dropout between"),
-        (lambda: nn.MultiheadAttention(6, 1, dropout=0.1, kdim=3), "leave out kdim"),
+        (network(), {"compile": True}, "compile=True is not possible with dropout"),
+        (nn.Sequential(nn.Linear(6, 3), nn.AlphaDropout(0.1)), {}, "AlphaDropout"),
+        (nn.LSTM(6, 3, 2, dropout=0.1), {}, "put nn.Dropout between"),
+        (nn.MultiheadAttention(6, 1, dropout=0.1, kdim=3), {}, "leave out kdim"),
     ],
 )
-def test_other_random_layers_are_refused(model, message):
-    with pytest.raises(fp.InputError, match=message):
-        fp.TorchProblem(model(), F.cross_entropy, clients())
+def test_other_random_layers_are_refused(model, options, message):
+    refuse(message, model, F.cross_entropy, clients(), **options)

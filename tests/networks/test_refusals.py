@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nets import mlp_problem, rows
+from nets import mlp_problem, refuse, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -67,12 +67,6 @@ def linear():
     return nn.Linear(6, 3)
 
 
-def refuse(message, *arguments, **options):
-    with pytest.raises(fp.InputError, match=message) as error:
-        fp.TorchProblem(*arguments, **options)
-    assert "\n" not in str(error.value)
-
-
 MODELS = {
     "a class": (lambda: nn.Linear, "must be a torch.nn.Module"),
     "batch norm": (
@@ -109,7 +103,7 @@ def test_refused_models(case):
 
 LOSSES = {
     "class weights": (class_weights, "mean of their own losses"),
-    "class weights, sorted rows": (class_weights, "mean of their own losses"),
+    "class weights, sorted": (class_weights, "mean of their own losses"),
     "class weights of torch": (
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
         r"reduction='sum' divided by len\(targets\)",

@@ -39,18 +39,14 @@ def test_histories(history):
     assert history.best("loss") == 0.6
     assert history.cost_to("loss:0.5,hold=0", "round") == math.inf
     assert history.cost_to("loss:0.7,hold=0", "round") == 20
-    assert history.cost_to("loss:0.7,hold=0", "round") == 20
     assert np.isnan(history.measured_by_all("grad_norm")).tolist() == [False, True, False, True]
     assert not np.isnan(history.measured_by_all("held_out_loss")).any()
     assert not np.isnan(history.measured_by_all("bytes_up")).any()
-
-
-def test_an_unknown_start_does_not_hide_progress(history):
-    history.first_loss = math.nan
+    history.first_loss = math.nan  # an unknown start does not hide progress
     assert history.progress().tolist() == [True, False, True, False]
 
 
-def test_plots_have_gaps_and_say_so(history):
+def test_plots_have_gaps_and_tables_the_newest_complete_record(history):
     grid, band = quantile_band([history], "round", "loss", (0.25, 0.75))
     assert grid.tolist() == [0, 10, 20, 30]
     assert np.isnan(band[1]).tolist() == [False, True, False, True]
@@ -58,9 +54,6 @@ def test_plots_have_gaps_and_say_so(history):
     figure = fp.plot(history, y="loss")
     texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert any("gaps: 2 records of some clients" in text for text in texts)
-
-
-def test_tables_show_the_newest_complete_record(history):
     [row] = summarise([history], "loss:0.7,hold=0")
     assert (row["value"], row["loss"], row["rounds"]) == (0.6, 0.6, 20)
 
@@ -74,10 +67,7 @@ def test_targets_and_patience_wait_for_all_clients():
     for number in range(3, 9):
         assert watch.check({"round": number, "loss": 0.95, "grad_norm": 1.0, **PARTIAL}) is None
     assert watch.check(below).reason is StopReason.TARGET
-
-
-def test_a_partial_record_may_show_that_a_run_has_diverged():
-    watch = Watch(1.0, "effective step 0.1")
+    watch = Watch(1.0, "effective step 0.1")  # a partial record may show divergence
     row = {"round": 1, "loss": 1e9, "grad_norm": 1.0, **PARTIAL}
     assert watch.check(row).reason is StopReason.DIVERGED
 

@@ -55,17 +55,14 @@ def test_a_resumed_run_keeps_the_schedule(tmp_path):
     whole = fp.simulate(quadratic(), METHOD, rounds=130, seed=0, record_every="log")
     options = fp.RunOptions(checkpoint_every=7)
 
-    class Killed(Exception):
-        pass
+    def kill(ended):
+        if ended.round == 47:
+            raise KeyboardInterrupt
 
-    class Kill(fp.Callback):
-        def on_round_end(self, ended):
-            if ended.round == 47:
-                raise Killed
-
+    callbacks = [fp.FunctionCallback(on_round_end=kill)]
     arguments = {"rounds": 130, "seed": 0, "record_every": "log", "out": tmp_path}
-    with pytest.raises(Killed):
-        fp.simulate(quadratic(), METHOD, callbacks=[Kill()], options=options, **arguments)
+    with pytest.raises(KeyboardInterrupt):
+        fp.simulate(quadratic(), METHOD, callbacks=callbacks, options=options, **arguments)
     options = dataclasses.replace(options, resume=True)
     assert fp.simulate(quadratic(), METHOD, options=options, **arguments).same(whole)
     other = {**arguments, "record_every": 10}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 
@@ -67,59 +66,29 @@ def sum_margins(margins: np.ndarray, targets: np.ndarray) -> float:
     return float(margins.sum())
 
 
-@pytest.mark.parametrize("model", [fp.LogisticRegression, fp.Softmax])
-def test_metrics_are_those_of_the_margins_for_any_threads(model):
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(3000, 150)), rng.integers(0, 2, 3000)  # three blocks of clients
-    metrics = ["accuracy", sum_margins]
-    problem = model(fp.Dataset.from_arrays(X, y), 70, metrics=metrics)
-    x = rng.normal(size=problem.d)
-    rows = slice(0, 70 * 42)  # equal blocks: the remainder is dropped
-    margins = problem.margins(x, X[rows])
-    records = [problem.evaluate(x, threads) for threads in (1, 2, 3)]
-    assert records[0] == records[1] == records[2]
-    record = dict(records[0])
-    assert record["accuracy"] == np.mean(problem.predict(x, X[rows]) == y[rows])
-    np.testing.assert_allclose(record["sum_margins"], margins.sum())
-
-
-@pytest.mark.parametrize("loss", ["robust", "squares"])
+@pytest.mark.parametrize("loss", ["robust", "squares", "logistic", "softmax"])
 @pytest.mark.parametrize("storage", [np.asarray, csr_array])
-def test_sums_have_one_order_for_any_threads(loss, storage):
-    """Repeat the sums in their order: rows within a block of clients, then the three blocks."""
+def test_records_have_the_same_bits_for_any_threads(loss, storage):
+    """There are three blocks of clients; metrics and losses are those of the rows."""
     rng = np.random.default_rng(0)
-    rows, N = 3000, 71
-    X, y = storage(rng.normal(size=(rows, 150))), rng.normal(size=rows)
-    problem = fp.LinearModel(fp.Dataset.from_arrays(X, y), N, loss=loss)
+    X, y = rng.normal(size=(3000, 150)), rng.integers(0, 2, 3000)
+    data = fp.Dataset.from_arrays(storage(X), y)
+    metrics = ["accuracy", sum_margins] if loss in ("logistic", "softmax") else [sum_margins]
+    problem = fp.LinearModel(data, 71, loss=loss, metrics=metrics)
     x = rng.normal(size=problem.d)
-    start, rows = problem.partition.ptr, int(problem.partition.ptr[-1])
-    ordered = np.asarray(X.toarray() if storage is csr_array else X)[problem.partition.order[:rows]]
-    target = y[problem.partition.order[:rows]]
-    margins = problem._margins(x, 0, rows)
-    residuals = margins - target
-    robust_slopes = residuals / (1.0 + 0.5 * residuals * residuals)
-    slopes = residuals if loss == "squares" else robust_slopes
-    total, gradient = 0.0, np.zeros(problem.d)
-    for block in range(3):
-        block_total, block_gradient = 0.0, np.zeros(problem.d)
-        for client in range(N * block // 3, N * (block + 1) // 3):
-            weight, product = 1.0 / (start[client + 1] - start[client]), 0.0
-            for r in range(start[client], start[client + 1]):
-                half = 0.5 * residuals[r] * residuals[r]
-                block_total += weight * (half if loss == "squares" else 0.0)
-                if loss == "robust" and product > 1e8:  # the rows so far share a logarithm
-                    block_total, product = block_total + weight * math.log1p(product), half
-                else:
-                    product += half + product * half
-                block_gradient += (weight * slopes[r]) * ordered[r]
-            block_total += weight * (0.0 if loss == "squares" else math.log1p(product))
-        total += block_total
-        gradient += block_gradient
-    for threads in (1, 2, 3, 5):
-        loss_found, gradient_found = problem._evaluate(x, True, threads)
-        assert loss_found == problem.evaluate(x, threads)["loss"] == total / N
-        np.testing.assert_array_equal(gradient_found, gradient / N)
-        np.testing.assert_array_equal(problem.grad(x, threads), gradient / N)
+    records = [problem.evaluate(x, threads) for threads in (1, 2, 3, 5)]
+    gradients = [problem.grad(x, threads) for threads in (1, 2, 3, 5)]
+    for record, gradient in zip(records, gradients, strict=True):
+        assert record == records[0]
+        assert gradient.tobytes() == gradients[0].tobytes()
+    rows = problem.partition.order[: 71 * 42]  # equal blocks: the remainder is dropped
+    margins = problem.margins(x, X[rows])
+    np.testing.assert_allclose(records[0]["sum_margins"], margins.sum())
+    each = problem.evaluate_clients(np.arange(71), x)
+    np.testing.assert_allclose(each.losses.mean(), records[0]["loss"], rtol=1e-13)
+    np.testing.assert_allclose(each.gradients.mean(axis=0), gradients[0], rtol=0, atol=1e-13)
+    if "accuracy" in metrics:
+        assert records[0]["accuracy"] == np.mean(problem.predict(x, X[rows]) == y[rows])
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "softmax"])
