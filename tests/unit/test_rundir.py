@@ -113,7 +113,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
 
     for name in ("fsync", "replace", "truncate"):
         monkeypatch.setattr(os, name, kill_at(getattr(os, name)))
-    append = RunStore._append
+    append = RunStore.append
 
     def append_a_part(self, entry):
         calls["left"] -= 1
@@ -122,7 +122,7 @@ def test_a_run_survives_a_kill_before_and_after_every_write(tmp_path, monkeypatc
             raise Killed
         append(self, entry)
 
-    monkeypatch.setattr(RunStore, "_append", append_a_part)
+    monkeypatch.setattr(RunStore, "append", append_a_part)
     kills = 0
     for moment in range(1, 1000):
         out = tmp_path / str(moment)

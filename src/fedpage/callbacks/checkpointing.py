@@ -56,7 +56,7 @@ class Checkpointing(Callback):
 
     def on_event(self, event: Event) -> None:
         """Append the event to history.jsonl."""
-        self.store.write_event(event.kind, event.round, event.text)
+        self.store.append({"event": event.kind, "round": event.round, "text": event.text})
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
         """Append the record to history.jsonl."""
@@ -65,7 +65,7 @@ class Checkpointing(Callback):
         if done == info.rounds and not is_recorded(done, info.meta["record_every"]):
             # A longer run has no such record, so a checkpoint of the end comes before it.
             self._end = info.snapshot(), self.store.mark()
-        self.store.write_record(record)
+        self.store.append(record)
 
     def on_round_end(self, info: RoundEnd) -> Stopped | None:
         """Write a checkpoint if it is due; end the run if an interrupt was requested."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -222,8 +222,8 @@ class Encoding:
 
         def essence(column: EncodedColumn | None) -> Any:
             if isinstance(column, NumberColumn):
-                return column.name, column.mean, column.scale
-            return column and column.features
+                return replace(column, fill=None, is_bool=False)
+            return column
 
         pairs = zip_longest(self.columns, other.columns)
         return next((str((a or b).name) for a, b in pairs if essence(a) != essence(b)), "")

@@ -67,22 +67,17 @@ def _split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _import_class(path: Path, name: str, noun: str) -> type | None:
-    """Import a class from the user's file, or return None if the file has no such class."""
+def _import_own(path: str, name: str, noun: str, kind: str) -> Any:
+    """Import a class or a function from the user's file."""
 
     def resolve_types(found: object) -> None:  # while the module can be looked up
         if isinstance(found, type) and dataclasses.is_dataclass(found):
             field_types(found)
 
-    found = import_object(path, name, noun, resolve_types)
-    return found if isinstance(found, type) else None
-
-
-def _import_function(path: str, name: str, noun: str) -> Callable[..., Any]:
-    """Import a function from the user's file."""
-    found = import_object(Path(path), name, noun)
-    if not callable(found):
-        raise InputError(f"{path}: has no function {name!r}")
+    found = import_object(Path(path), name, noun, resolve_types)
+    is_right = callable(found) if kind == "function" else isinstance(found, type)
+    if not is_right or (kind == "dataclass" and not dataclasses.is_dataclass(found)):
+        raise InputError(f"{path}: has no {kind} {name!r}")
     return found
 
 
@@ -138,6 +133,7 @@ def divide_rows(config: C, data: Dataset) -> tuple[C, Partition]:
             )
         clients = DEFAULT_CLIENTS
     path, at, made = text.rpartition("@")
+    own = _import_own(path, made.partition(":")[0], "partition", "function") if at else None
     partition = partition_from_text(
         made,
         data.y,
@@ -145,7 +141,7 @@ def divide_rows(config: C, data: Dataset) -> tuple[C, Partition]:
         config.partition_seed,
         min_rows=config.min_rows,
         ids=data.clients,
-        make=_import_function(path, made.partition(":")[0], "partition") if at else None,
+        make=own,
     )
     return dataclasses.replace(config, partition=text, clients=clients), partition
 
@@ -215,7 +211,7 @@ def find_metrics(text: str) -> list[str | Callable[..., float]]:
     found: list[str | Callable[..., float]] = []
     for word in _split_names(text):
         path, at, name = word.rpartition("@")
-        found.append(_import_function(path, name, "metric") if at else word)
+        found.append(_import_own(path, name, "metric", "function") if at else word)
     return found
 
 
@@ -250,9 +246,7 @@ def find_objective(text: str) -> Objective:
             f"unknown objective {text!r}:{hint} losses are {', '.join(losses)}, or your own as "
             f"file.py@Class; a regulariser ({', '.join(regs)}) may follow"
         )
-    loss = _import_class(Path(path), name, "loss")
-    if loss is None:
-        raise InputError(f"{path}: has no class {name!r}")
+    loss = _import_own(path, name, "loss", "class")
     return Objective(word, loss, reg or "none", LinearModel)
 
 
@@ -273,14 +267,11 @@ def find_method(name: str) -> MethodEntry:
             f"unknown method {name!r}:{did_you_mean(name, METHODS)} `fedpage methods` lists all; "
             "one of your own is file.py@ClassName"
         )
-    cls: Any = _import_class(Path(path), class_name, "method")
-    if not dataclasses.is_dataclass(cls):
-        raise InputError(f"{path}: has no dataclass {class_name!r}")
+    cls = _import_own(path, class_name, "method", "dataclass")
     missing = [name for name in _METHOD_ATTRIBUTES if not hasattr(cls, name)]
     if missing:
         raise InputError(f"{path}: {class_name} is not a method: it lacks {', '.join(missing)}")
-    method_class: Any = cls
-    return MethodEntry(method_class, method_class.name)
+    return MethodEntry(cls, cls.name)
 
 
 def parse_hyper_parameters(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from pathlib import Path
@@ -95,9 +95,6 @@ class Runs(Sequence[History]):
 
     def __len__(self) -> int:
         return len(self._histories)
-
-    def __iter__(self) -> Iterator[History]:
-        return iter(self._histories)
 
     @overload
     def __getitem__(self, index: int) -> History: ...

@@ -293,15 +293,8 @@ class RunStore:
 
     # --- write ------------------------------------------------------------------------------------
 
-    def write_record(self, record: Mapping[str, float]) -> None:
-        """Append a record to history.jsonl."""
-        self._append(record)
-
-    def write_event(self, kind: str, round: int, text: str) -> None:
-        """Append an event to history.jsonl."""
-        self._append({"event": kind, "round": round, "text": text})
-
-    def _append(self, entry: Mapping[str, object]) -> None:
+    def append(self, entry: Mapping[str, object]) -> None:
+        """Append a record, or an event such as {"event": "dropout", ...}, to history.jsonl."""
         line = encode_line(entry)
         with self._explain_os_errors():
             self._write(line)
