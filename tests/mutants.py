@@ -64,6 +64,8 @@ def read_table(text: str) -> list[Mutant]:
     return found
 
 
+FOR_ALL = ("test_equalities.py", "test_hyper_parameters.py")
+"""Files of laws about all methods, which run before all files at once."""
 MUTANTS = [
     mutant
     for path in sorted((ROOT / "tests" / "mutant_tables").glob("*.md"))
@@ -187,7 +189,7 @@ def judge(mutant: Mutant) -> Verdict:
         path = source / "fedpage" / mutant.file
         path.write_text(apply(mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
         began = time.perf_counter()
-        for laws in dict.fromkeys((mutant.laws, "")):
+        for laws in dict.fromkeys((mutant.laws, *FOR_ALL, "")):
             done = _run_laws(source, laws)
             if done.returncode:
                 break
@@ -222,9 +224,11 @@ def _first_failure(output: str) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Judge all mutants, or those whose names contain one of the words."""
+    """Judge all mutants, or those whose file, function or name contains one of the words."""
     chosen = [
-        m for m in MUTANTS if not words or any(word.lower() in str(m).lower() for word in words)
+        m
+        for m in MUTANTS
+        if not words or any(word.lower() in f"{m.file} {m}".lower() for word in words)
     ]
     survived = 0
     with ThreadPoolExecutor(2) as pool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from rows import ROWS, Setting
 
 import fedpage as fp
+from fedpage.core.random import RoundDraws
+from fedpage.engine.simulate import Simulation
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
@@ -48,6 +51,28 @@ class Unfused:
 
     def oracle(self, clients: Any, draws: Any) -> PlainOracle:
         return PlainOracle(self._problem.oracle(clients, draws))
+
+
+def each_round(
+    problem: Any, method: Any, rounds: int, seed: int = 1, **options: Any
+) -> Iterator[Simulation]:
+    """Run some rounds with options of a run, and yield the simulation after each."""
+    run = Simulation(problem, method, seed=seed, options=fp.RunOptions(**options))
+    for _ in range(rounds):
+        run.step()
+        yield run
+
+
+def after(problem: Any, method: Any, rounds: int, seed: int = 1, **options: Any) -> Simulation:
+    """Return a simulation after some rounds."""
+    *_, run = each_round(problem, method, rounds, seed, **options)
+    return run
+
+
+def all_gradients(problem: Any, x: Any) -> Any:
+    """Return all clients' gradients at x, (N, d); x is one point, or one for each client."""
+    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
+    return oracle.grad(x, oracle.batch(None))
 
 
 def quadratic(noise: float = 0.0, **options: Any) -> fp.Quadratic:

@@ -13,15 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from plain import X0, ZERO, D, N, Plain, mean
-from support import quadratic, uneven
+from support import all_gradients, quadratic, uneven
 
 import fedpage as fp
 from fedpage.codecs import Identity, Keys, as_codec
-from fedpage.core.random import RoundDraws
-from fedpage.core.types import Batch
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import table_steps
-from fedpage.methods.cofig import DIANA
 from fedpage.methods.dasha import DASHA, DASHAPP
 from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG
 from fedpage.methods.ef21_bc import EF21BC
@@ -39,12 +36,6 @@ class FirstTwice(Identity):
 
     def transform(self, v: np.ndarray, keys: Keys, gain: float) -> np.ndarray:
         return v * np.where(np.arange(v.shape[1]) % 2 == 0, 2.0, 0.0)
-
-
-def gradients_of(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Return all clients' gradients at x, (N, d)."""
-    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
-    return oracle.grad(x, Batch(None, problem.sizes))
 
 
 # Replays
@@ -158,105 +149,7 @@ def test_replay(check, name):
 # Reductions
 
 
-def same_x(problem: Any, one: Any, other: Any, atol: float = 1e-12, rounds: int = 30) -> None:
-    first = fp.simulate(problem, one, rounds=rounds, seed=4, record_every=0)
-    second = fp.simulate(problem, other, rounds=rounds, seed=4, record_every=0)
-    np.testing.assert_allclose(first.x, second.x, rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        EF21PP(S=12, eta=0.2),
-        EF21SGDM(eta=0.2, b=None, m=1.0),
-        EF21BC(eta=0.2),
-        DASHA(eta=0.2),
-        DASHAPP(S=12, eta=0.2),
-        SCALLION(S=12, K=1, eta_l=0.2, b=None),
-    ],
-    ids=lambda method: method.name,
-)
-def test_all_clients_without_a_codec_are_gradient_descent(method):
-    problem = uneven("logistic-nonconvex")
-    same_x(problem, method, EF21(eta=0.2))
-    x = np.zeros(problem.d)
-    for _ in range(30):
-        x = x - 0.2 * problem.grad(x)
-    history = fp.simulate(problem, method, rounds=30, seed=1, record_every=0)
-    np.testing.assert_allclose(history.x, x, rtol=0, atol=1e-12)
-
-
-def test_ef21_sgdm_with_m_one_is_ef21_also_with_minibatches_and_a_codec():
-    problem = uneven("robust")
-    options = {"eta": 0.2, "b": 2, "up": "scaled(randk:0.3)"}
-    same_x(problem, EF21SGDM(m=1.0, **options), EF21(**options), atol=0.0)
-
-
-@pytest.mark.parametrize("K", [1, 4])
-def test_scallion_without_a_codec_is_scaffold(K):
-    problem = uneven("logistic-nonconvex")
-    options = {"S": 3, "K": K, "b": 2, "eta_l": 0.05, "eta_g": 1.2}
-    same_x(problem, SCALLION(a=1.0, **options), fp.SCAFFOLD(**options))
-    same_x(problem, SCALLION(unbiased=True, **options), fp.SCAFFOLD(**options))
-    sent = fp.simulate(problem, SCALLION(**options), rounds=5, seed=0).last("bytes_up")
-    assert sent == 5 * 3 * 8 * problem.d
-
-
-def test_scallion_with_one_step_of_all_clients_is_ef21_with_a_scaled_codec():
-    problem = uneven("robust")
-    scallion = SCALLION(S=12, K=1, b=None, eta_l=0.1, up="randk:0.25")
-    same_x(problem, scallion, EF21(eta=0.1, up="scaled(randk:0.25)"))
-
-
-def test_unbiased_scallion_with_one_step_of_all_clients_is_diana():
-    """DIANA: u_i = C(grad f_i(x) - h_i), x -= eta (h + mean u), h_i += a u_i, h += a mean u."""
-    problem, eta, a = quadratic(), 0.1, 0.5
-    run = Simulation(
-        problem, SCALLION(S=8, K=1, b=None, eta_l=eta, unbiased=True, up=FirstTwice()), seed=0
-    )
-    x, table = np.zeros(problem.d), np.zeros((problem.N, problem.d))
-    for _ in range(30):
-        change = gradients_of(problem, x)
-        u = (change - table) * [2.0, 0.0, 2.0, 0.0]
-        x = x - eta * (table.mean(axis=0) + u.mean(axis=0))
-        table = table + a * u
-        run.step()
-        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
-
-
-def test_unbiased_scallion_is_the_diana_of_this_library():
-    problem = uneven("logistic-nonconvex")
-    scallion = SCALLION(S=12, K=1, b=None, eta_l=0.02, unbiased=True, up="randk:0.5")
-    same_x(problem, scallion, DIANA(eta=0.02, up="randk:0.5"))
-
-
 # Invariants
-
-WITH_CODECS = [
-    EF21(eta=0.05, up="topk:0.1"),
-    EF21PP(S=4, eta=0.02, b=2, up="scaled(randk:0.1)"),
-    EF21SGDM(eta=0.05, b=2, up="topk:0.1"),
-    SAG(S=4, eta=0.02, up="float32", down="float32"),
-    EF21BC(eta=0.05, up="topk:0.1", down="topk:0.3"),
-    DASHAPP(S=4, eta=0.01, up="randk:0.2"),
-    DASHA(eta=0.01, up="natural"),
-    SCALLION(S=4, K=3, eta_l=0.01, up="randk:0.2"),
-    SCALLION(S=4, K=3, eta_l=0.01, up="natural", unbiased=True),
-]
-
-
-@pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.2, lost=0.1, nan=0.1, late=0.1)])
-@pytest.mark.parametrize("method", WITH_CODECS, ids=lambda method: f"{method.name} {method.up}")
-def test_the_server_keeps_the_mean_of_the_clients_vectors(method, faults):
-    problem = uneven("robust")
-    policy = fp.Policy(retries=0, full_retries=99)  # EF21-BC needs everyone
-    run = Simulation(problem, method, seed=2, options=fp.RunOptions(faults=faults, policy=policy))
-    name = "c" if isinstance(method, SCALLION) else "g"
-    for _ in range(25):
-        run.step()
-        table = getattr(run.client_states.get_all(), name)
-        np.testing.assert_allclose(getattr(run.state, name), table.mean(axis=0), rtol=0, atol=1e-12)
-    assert np.linalg.norm(getattr(run.state, name)) > 1e-3
 
 
 def test_dashas_h_is_the_gradient_where_all_clients_take_part():
@@ -265,7 +158,7 @@ def test_dashas_h_is_the_gradient_where_all_clients_take_part():
     for _ in range(10):
         x = run.x
         run.step()
-        gradients = gradients_of(problem, x)
+        gradients = all_gradients(problem, x)
         np.testing.assert_allclose(run.client_states.get_all().h, gradients, rtol=0, atol=1e-12)
 
 
@@ -320,18 +213,6 @@ def test_moving_along_the_participants_mean_has_a_floor():
 # Codecs that are refused, and why
 
 
-def test_ef21_refuses_codecs_that_are_not_contractive():
-    with pytest.raises(fp.InputError, match=r"EF21: up=randk:2 .*; use scaled\(randk:2\)"):
-        EF21(up="randk:2")
-    for method in (DASHA, SCALLION):
-        with pytest.raises(fp.InputError, match="topk:2 is biased"):
-            method(up="topk:2")
-    with pytest.raises(fp.InputError, match=r"EF21-BC: down=scaled\(randk:2\) is random"):
-        EF21BC(down="scaled(randk:2)")
-    with pytest.raises(fp.InputError, match=r"SAG: up=topk:2 .*use EF21-PP \(ef21-pp\)"):
-        SAG(up="topk:2")
-
-
 def test_ef21_with_an_unscaled_randk_diverges():
     @dataclass(frozen=True)
     class Unscaled(EF21):
@@ -347,45 +228,6 @@ def test_ef21_with_an_unscaled_randk_diverges():
     start = np.linalg.norm(problem.x_star)
     assert np.linalg.norm(wrong.x - problem.x_star) > 1e3 * start
     assert np.linalg.norm(right.x - problem.x_star) < start
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "words"),
-    [
-        (EF21, {"beta": 1.0}, r"EF21: beta must be in \[0, 1\)"),
-        (EF21, {"eta": 0.0}, "EF21: eta must be a finite number above 0"),
-        (EF21PP, {"S": 0}, "EF21-PP: S must be a whole number"),
-        (EF21SGDM, {"m": 0.0}, r"EF21-SGDM: m must be in \(0, 1\]"),
-        (DASHAPP, {"S": 0}, "DASHA-PP: S must be a whole number"),
-        (SCALLION, {"a": 1.5}, r"SCALLION: a must be in \(0, 1\]"),
-        (SCALLION, {"unbiased": 1}, "SCALLION: unbiased must be True or False"),
-    ],
-)
-def test_impossible_hyper_parameters_are_refused(method, options, words):
-    with pytest.raises(fp.InputError, match=words):
-        method(**options)
-
-
-def test_the_heavy_balls_effective_step_is_that_of_a_constant_gradient():
-    method = EF21(eta=0.1, beta=0.75)
-    assert method.effective_step == pytest.approx(0.4, rel=1e-14)
-    assert method.with_step(0.2).eta == pytest.approx(0.05, rel=1e-14)
-    assert SCALLION(K=5, eta_l=0.1, eta_g=2.0).effective_step == pytest.approx(1.0, rel=1e-14)
-
-
-@pytest.mark.parametrize("cls", [EF21, EF21SGDM, EF21BC])
-def test_theory_refuses_a_codec_that_is_not_contractive_for_so_few_parameters(cls):
-    """randk:0.6 keeps one of two numbers: omega = 1."""
-    problem = fp.Quadratic.random(3, 2, 2, seed=0)
-    with pytest.raises(fp.InputError, match=r"use scaled\(randk:0.6\)"):
-        cls.from_theory(problem, up="randk:0.6")
-
-
-def test_more_sampled_than_clients_is_refused():
-    methods: list[Any] = [EF21PP(S=9), DASHAPP(S=9), SCALLION(S=9)]
-    for method in methods:
-        with pytest.raises(fp.InputError, match=f"{method.name}: cannot sample S=9 of N=8"):
-            Simulation(quadratic(), method, seed=0)
 
 
 # Noise of minibatches
@@ -458,7 +300,7 @@ def test_ef21_keeps_the_promise_of_theorem_1():
     for _ in range(40):
         x = run.x
         run.step()  # g_i is now that of x
-        error = run.client_states.get_all().g - gradients_of(problem, x)
+        error = run.client_states.get_all().g - all_gradients(problem, x)
         now = problem.loss(x) + method.eta / (2 * theta) * (error**2).sum(axis=1).mean()
         assert now <= previous + 1e-12
         previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
@@ -475,7 +317,7 @@ def test_ef21_sgdm_keeps_the_promise_of_its_step():
         x = run.x
         run.step()
         g, v = run.client_states.get_all()
-        behind = v - gradients_of(problem, x)
+        behind = v - all_gradients(problem, x)
         weighed = 4 / alpha * ((g - v) ** 2).sum(axis=1).mean()
         weighed += 2 / m * (behind.mean(axis=0) ** 2).sum()
         weighed += 16 * m / alpha**2 * (behind**2).sum(axis=1).mean()
@@ -502,7 +344,7 @@ def test_ef21_bc_keeps_the_promise_of_its_step():
     for _ in range(40):
         x = run.x
         run.step()
-        own = run.client_states.get_all().g - gradients_of(problem, x)
+        own = run.client_states.get_all().g - all_gradients(problem, x)
         G, Q = (own**2).sum(axis=1).mean(), ((run.state.w - run.state.g) ** 2).sum()
         weighed = (2 + 16 * v) / theta_up * G + 2 / theta_down * Q
         now = problem.loss(x) + method.eta / 2 * weighed
@@ -536,7 +378,7 @@ def test_dasha_keeps_the_promise_of_its_theorem(S):
     squares = []
     for seed in range(seeds):
         run = Simulation(problem, made, seed=seed)
-        gradients = gradients_of(problem, run.x)
+        gradients = all_gradients(problem, run.x)
         run.client_states.put(np.arange(8), run.method.client_state(gradients, gradients))
         run.state = run.state._replace(g=gradients.mean(axis=0))
         for _ in range(rounds):

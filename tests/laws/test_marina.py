@@ -5,7 +5,6 @@ The replays are plain Python and the formulas of the paper.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from itertools import count
@@ -64,22 +63,6 @@ def test_replay(check, kind, up):
     check(method, marina, rounds=12)
 
 
-@pytest.mark.parametrize("up", ["natural", "randk:2", "float32", "none"])
-@pytest.mark.parametrize("kind", ["quadratic", "robust", "logistic-nonconvex"])
-def test_pp_marina_has_the_bits_of_fedpage(kind, up):
-    problem = quadratic(noise=1.0) if kind == "quadratic" else uneven(kind)
-    for b in (None, 2):
-        same: dict[str, Any] = {"S": 3, "eta_g": 0.1, "p": 0.3, "up": up, "down": "float32"}
-        page = fp.simulate(problem, fp.FedPAGE(K=1, b2=b, **same), rounds=40, seed=1)
-        assert page.same(fp.simulate(problem, fp.PPMARINA(b=b, **same), rounds=40, seed=1))
-    marina = fp.simulate(problem, fp.MARINA(p=0.3, up=up), rounds=20, seed=1)
-    assert marina.same(fp.simulate(problem, fp.PPMARINA(S=None, p=0.3, up=up), rounds=20, seed=1))
-    small = fp.VRMARINA(p=0.3, up=up, b=2)
-    everyone = fp.FedPAGE(S=problem.N, K=1, p=0.3, up=up, b2=2)
-    one, other = (fp.simulate(problem, m, rounds=20, seed=1) for m in (small, everyone))
-    assert one.same(other)
-
-
 # 2. Reductions
 
 
@@ -119,19 +102,6 @@ def test_blocks_of_equal_clients_are_gradient_descent(d):
         np.testing.assert_allclose(history.x, descend(problem, 0.05, 30), rtol=0, atol=1e-11)
     noisy = fp.simulate(problem, fp.MARINA(p=0.2, eta_g=0.05, up="randk:1"), rounds=30, seed=1)
     assert np.linalg.norm(noisy.x - descend(problem, 0.05, 30)) > 1e-3
-
-
-def test_a_codec_that_changes_nothing_keeps_every_bit():
-    problem = uneven("robust")
-    for name in ("fedpage", "page", "fedavg", "fedprox", "vrl-sgd", "s-local-svrg"):
-        method = fp.METHODS[name]()
-        if name in ("fedpage", "page", "fedavg", "fedprox"):
-            method = dataclasses.replace(method, S=3)
-        coded = dataclasses.replace(method, up="none", down="none")
-        assert coded == method
-        assert fp.simulate(problem, coded, rounds=15, seed=1).same(
-            fp.simulate(problem, method, rounds=15, seed=1)
-        )
 
 
 # 3. Expectation and variance, over all coins, subsets and masks
@@ -318,50 +288,6 @@ def test_full_rounds_are_uncompressed_except_by_a_cast(method):
         assert set(sent[~is_full]) == {3 * sampled}
 
 
-class Coins(ScriptedDraws):
-    """Draws that keep the probabilities of their coins."""
-
-    def __init__(self) -> None:
-        super().__init__(1, False, [0, 1, 2], {})
-        self.seen: list[float] = []
-
-    def coin(self, p: float) -> bool:
-        self.seen.append(p)
-        return False
-
-
-def test_by_default_full_and_sampled_rounds_send_equally_many_bits():
-    """N p times a full reply is S times a sampled one; FedPAGE and PAGE have p = S/N."""
-    x, n = np.zeros(40), 12
-    shares = {
-        "none": 1, "float32": 1, "natural": 12 / 64, "randk:5": 5 / 40, "bernoulli:0.25": 0.25,
-        "permk": 1 / 3,
-    }  # fmt: skip
-    for up, share in shares.items():
-        for method, p in ((fp.PPMARINA(S=3, up=up), 3 / n * share), (fp.PAGE(S=3, up=up), 3 / n)):
-            draws = Coins()
-            method.call(method.init(x, n), draws)
-            assert draws.seen == [pytest.approx(p)]
-    assert as_codec("randk:5").omega(40) == pytest.approx(1 / shares["randk:5"] - 1)
-
-
-@pytest.mark.parametrize("up", ["float32", "bfloat16"])
-def test_vrl_sgds_corrections_sum_to_zero_after_casts(up):
-    problem = uneven("logistic-nonconvex")
-    method = fp.VRLSGD(K=4, eta_l=0.05, b=2, up=up)
-    run, exact = (
-        Simulation(problem, method, seed=3),
-        Simulation(problem, dataclasses.replace(method, up="none"), seed=3),
-    )
-    for _ in range(30):
-        run.step()
-        exact.step()
-        assert np.abs(run.client_states.get_all().delta.sum(axis=0)).max() < 1e-10
-    assert np.linalg.norm(run.client_states.get_all().delta) > 0.1
-    assert not np.array_equal(run.x, exact.x)
-    assert run.costs.bytes_up < exact.costs.bytes_up
-
-
 def test_vrl_sgds_corrections_do_not_drift_after_rounded_messages():
     """With `down` they sum to N (rounded x - x)/(K eta_l), which does not grow with the rounds."""
     problem = uneven("logistic-nonconvex")
@@ -405,28 +331,3 @@ def test_casts_leave_a_small_floor():
 
 
 # 6. What is refused
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fp.FedPAGE(up="topk:2"), "FedPAGE: up=topk:2 is biased, which this method"),
-        (lambda: fp.FedPAGE(up="scaled(randk:2)"), "FedPAGE: up=.* is biased"),
-        (lambda: fp.FedAvg(up="sign"), "FedAvg: up=sign is biased"),
-        (lambda: fp.FedAvg(down="natural"), "FedAvg: down=natural is not a cast"),
-        (lambda: fp.VRLSGD(up="natural"), "VRL-SGD: up=natural is not a cast.*; use SCALLION"),
-        (lambda: fp.SLocalSVRG(up="randk:2"), "S-Local-SVRG: up=randk:2 .*; use VR-MARINA"),
-        (lambda: fp.MARINA(S=3), "MARINA: S must be None, not 3; .*PP-MARINA"),
-        (lambda: fp.MARINA(b=3), "MARINA: b must be None"),
-        (lambda: fp.VRMARINA(S=3), "VR-MARINA: S must be None"),
-        (lambda: fp.PPMARINA(S=0), "PP-MARINA: S must be a whole number"),
-        (lambda: fp.PPMARINA(p=0.0), "PP-MARINA: p must be in"),
-        (lambda: fp.PPMARINA(eta_g=-1.0), "PP-MARINA: eta_g must be"),
-        (lambda: fp.PPMARINA(up="natral"), "unknown codec 'natral': did you mean 'natural'"),
-        (lambda: fp.PPMARINA.from_theory(quadratic(), S=99), "PP-MARINA: cannot sample S=99"),
-    ],
-)
-def test_nonsense_is_refused_in_a_line(make, says):
-    with pytest.raises(fp.InputError, match=says) as caught:
-        make()
-    assert "\n" not in str(caught.value)

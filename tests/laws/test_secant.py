@@ -197,26 +197,6 @@ def test_without_metric_and_with_a_fixed_step_its_first_pass_is_that_of_page(kin
     assert one.same(two)
 
 
-def test_with_all_clients_and_a_fixed_step_it_is_gradient_descent():
-    problem = uneven("logistic-nonconvex")
-    method = fp.SecantPAGE(S=problem.N, metric="none", eta=0.05)
-    history = fp.simulate(problem, method, rounds=15, seed=1)
-    x = np.zeros(problem.d)
-    for _ in range(15):
-        x = x - 0.05 * problem.grad(x)
-    np.testing.assert_allclose(history.x, x, rtol=0, atol=1e-13)
-
-
-def test_all_clients_in_the_first_round_are_a_full_round():
-    problem = uneven("logistic-nonconvex")
-    options: dict[str, Any] = {"S": problem.N, "K": 3, "p": 0.3, "eta_g": 0.1}
-    full, average = (
-        fp.simulate(problem, method(**options), rounds=20, seed=1)
-        for method in (fp.FedPAGE, PassStartFedPAGE)
-    )
-    assert full.same(average)
-
-
 def test_a_window_of_all_pairs_is_the_full_metric():
     problem = uneven("robust")
     full, window, short = (
@@ -627,24 +607,7 @@ def test_auto_chooses_by_the_number_of_parameters():
     assert metric.solve(np.ones(3, np.float32)).dtype == np.float32
 
 
-@pytest.mark.parametrize("metric", ["full", "window", "none"])
-def test_it_obeys_the_laws_of_any_method(metric):
-    assert fp.check_method(fp.SecantPAGE(S=3, metric=metric, window=3)).passed
-
-
 # 7. What is sent
-
-
-def test_what_is_sent():
-    problem = uneven("robust")
-    d, S = problem.d, 4
-    for up, gradient, change in (("none", 64, 64), ("natural", 64, 12), ("float32", 32, 32)):
-        method = fp.SecantPAGE(S=S, up=up)
-        history = fp.simulate(problem, method, rounds=7, seed=1, record_every=1)
-        both = S * (gradient + change) * d
-        assert np.diff(history["bits_up"]).tolist() == [S * gradient * d] + 6 * [both]
-        assert (np.diff(history["floats_down"]) / d).tolist() == [S] + 6 * [2 * S]
-        assert history.last("full_rounds") == 0
 
 
 def test_a_cast_of_messages_rounds_the_model_itself():
@@ -671,28 +634,6 @@ def test_rounding_leaves_a_floor():
 
 
 # 8. What is refused, and what comparisons leave alone
-
-
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: fp.SecantPAGE(metric="diagonal"), "SecantPAGE: metric must be one of auto, full"),
-        (lambda: fp.SecantPAGE(window=0), "SecantPAGE: window must be a whole number from 1"),
-        (lambda: fp.SecantPAGE(damping=0.0), "SecantPAGE: damping must be a finite number above 0"),
-        (lambda: fp.SecantPAGE(beta=1.0), "SecantPAGE: beta must be in"),
-        (lambda: fp.SecantPAGE(ridge=0.0), "SecantPAGE: ridge must be"),
-        (lambda: fp.SecantPAGE(first_step=0.0), "SecantPAGE: first_step must be"),
-        (lambda: fp.SecantPAGE(eta=0.0), "SecantPAGE: eta must be"),
-        (lambda: fp.SecantPAGE(b=0), "SecantPAGE: b must be"),
-        (lambda: fp.SecantPAGE(up="topk:2"), "SecantPAGE: up=topk:2 is biased"),
-        (lambda: fp.SecantPAGE(down="natural"), "SecantPAGE: down=natural is not a cast"),
-        (lambda: fp.SecantPAGE(S=99).init(np.zeros(4), 8), "SecantPAGE: cannot sample S=99"),
-    ],
-)
-def test_nonsense_is_refused_in_a_line(make, says):
-    with pytest.raises(fp.InputError, match=says) as caught:
-        make()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_comparison_at_equal_steps_leaves_a_measured_step_alone():

@@ -6,14 +6,14 @@ The replays are plain Python and the formulas of the papers.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 from plain import X0, ZERO, D, N, Plain, mean
-from support import quadratic, uneven
+from support import all_gradients, quadratic, uneven
 
 import fedpage as fp
 from fedpage.engine.simulate import Simulation
@@ -95,17 +95,6 @@ def test_replay(check, name):
 # Reductions
 
 
-@pytest.mark.parametrize("b", [None, 2])
-def test_cofig_without_a_codec_is_zerosarah_with_lam_one(b):
-    problem = uneven("logistic-nonconvex")
-    cofig = Simulation(problem, fp.COFIG(S=3, eta=0.3, b=b), seed=1)
-    zerosarah = Simulation(problem, fp.ZeroSARAH(S=3, eta=0.3, lam=1.0, b=b), seed=1)
-    for _ in range(40):
-        cofig.step()
-        zerosarah.step()
-        np.testing.assert_allclose(cofig.x, zerosarah.x, rtol=0, atol=1e-12)
-
-
 @dataclass(frozen=True)
 class KeepsOld(ZeroSARAH):
     """ZeroSARAH whose clients keep q, the gradient at x_prev, instead of p."""
@@ -133,48 +122,7 @@ def test_frecon_without_a_codec_is_zerosarah_that_keeps_q(b):
     assert np.abs(frecon.x - kept.x).max() > 1e-4
 
 
-@pytest.mark.parametrize("codec", ["none", "natural", "randk:0.5"])
-def test_diana_is_cofig_with_all_clients(codec):
-    problem = uneven("robust")
-    diana = fp.simulate(problem, fp.DIANA(eta=0.2, b=2, up=codec), rounds=20, seed=3)
-    everyone = fp.COFIG(S=problem.N, eta=0.2, b=2, up=codec)
-    assert diana.same(fp.simulate(problem, everyone, rounds=20, seed=3))
-
-
-def test_saga_is_cofig_without_a_codec():
-    problem = uneven("robust")
-    saga = fp.simulate(problem, fp.SAGA(S=3, eta=0.2, b=2), rounds=20, seed=3)
-    assert saga.same(fp.simulate(problem, fp.COFIG(S=3, eta=0.2, b=2), rounds=20, seed=3))
-
-
 # Invariants
-
-METHODS = {
-    "SAGA": fp.SAGA(S=4, eta=0.1, b=2),
-    "COFIG-natural": fp.COFIG(S=4, eta=0.1, b=2, up="natural"),
-    "COFIG-randk": fp.COFIG(S=4, eta=0.02, up="randk:0.5"),
-    "COFIG-float32": fp.COFIG(S=4, eta=0.1, a=0.3, up="float32", down="float32"),
-    "DIANA-natural": fp.DIANA(eta=0.1, b=2, up="natural"),
-    "ZeroSARAH": fp.ZeroSARAH(S=4, eta=0.1, b=2),
-    "ZeroSARAH-float32": fp.ZeroSARAH(S=4, eta=0.1, up="float32", down="float32"),
-    "FRECON-natural": fp.FRECON(S=4, eta=0.1, b=2, up="natural"),
-}
-
-
-@pytest.mark.parametrize("faults", [None, fp.Faults(dropout=0.3, late=0.1, nan=0.1)])
-@pytest.mark.parametrize("name", METHODS)
-def test_h_is_the_mean_of_the_tables(name, faults):
-    run = Simulation(
-        uneven("robust"),
-        METHODS[name],
-        seed=2,
-        options=fp.RunOptions(faults=faults, policy=fp.Policy(retries=0)),
-    )
-    for _ in range(40):
-        run.step()
-        (table,) = run.client_states.get_all()
-        np.testing.assert_allclose(run.state.h, table.mean(axis=0), rtol=0, atol=1e-13)
-    assert np.linalg.norm(run.state.h) > 1e-3
 
 
 def test_without_a_table_there_is_a_floor():
@@ -215,24 +163,6 @@ def test_the_bias_contracts_by_exactly_one_minus_lam(kind, lam):
 
 
 # Costs
-
-
-def test_costs_are_counted_from_what_is_sent():
-    problem = quadratic()  # four parameters
-
-    def diffs(method, column):
-        history = fp.simulate(problem, method, rounds=3, seed=0, record_every=1)
-        return np.diff(history[column]).tolist()
-
-    for method in (fp.ZeroSARAH(S=3), fp.FRECON(S=3)):
-        assert diffs(method, "floats_up") == diffs(method, "floats_down") == [12, 24, 24]
-        assert diffs(method, "clients") == [3, 3, 3]
-    assert diffs(fp.SAGA(S=3), "floats_up") == diffs(fp.SAGA(S=3), "floats_down") == [12] * 3
-    assert diffs(fp.COFIG(S=3, up="natural"), "bits_up") == [3 * 4 * 12] * 3
-    assert diffs(fp.DIANA(up="randk:1"), "bits_up") == [8 * 64] * 3
-    assert diffs(fp.FRECON(S=3, up="natural"), "bits_up") == [3 * 4 * 12, 6 * 4 * 12, 6 * 4 * 12]
-    assert diffs(fp.ZeroSARAH(S=3, up="float32"), "bits_up") == [12 * 32, 24 * 32, 24 * 32]
-    assert diffs(fp.COFIG(S=3, down="float32"), "bits_down") == [12 * 32] * 3
 
 
 # Step sizes
@@ -317,11 +247,6 @@ def square(v: np.ndarray) -> float:
     return float((v**2).sum(axis=-1).mean())
 
 
-def gradients(problem: fp.Quadratic, x: np.ndarray) -> np.ndarray:
-    """Return all clients' gradients at x, (N, d)."""
-    return problem.evaluate_clients(np.arange(problem.N), x).gradients
-
-
 def observe(problem: fp.Quadratic, method: Any, see: Any) -> np.ndarray:
     """Return the mean over seeds of see(run) before every round."""
     seen: list[list[Any]] = []
@@ -354,7 +279,7 @@ def test_the_bound_of_differences_with_a_table(kind, up):
 
     def see(run: Simulation) -> tuple[float, float, float]:
         (table,) = run.client_states.get_all()
-        errors = run.state[2] - problem.grad(x0), table - gradients(problem, x0)
+        errors = run.state[2] - problem.grad(x0), table - all_gradients(problem, x0)
         return square(problem.grad(run.x)), square(errors[0]), square(errors[1])
 
     seen = observe(problem, method, see)
@@ -383,7 +308,9 @@ def test_the_convex_bound_of_cofig(S, up):
     method = fp.COFIG.from_theory(problem, S=S, up=up, convex=True)
     seen = observe(problem, method, lambda run: problem.loss(run.x))
     W = 1 + method.omega(problem.d)
-    table = 2 * problem.N * (W * method.eta / S) ** 2 * square(gradients(problem, problem.x_star))
+    table = (
+        2 * problem.N * (W * method.eta / S) ** 2 * square(all_gradients(problem, problem.x_star))
+    )
     bound = (square(problem.x_star) + table) / (method.eta * ROUNDS)
     assert seen.mean() - problem.loss(problem.x_star) <= bound
 
@@ -394,7 +321,7 @@ def test_the_contraction_of_diana(up):
     mu = float(np.linalg.eigvalsh(problem.A)[:, 0].min())
     method = fp.DIANA.from_theory(problem, up=up, mu=mu)
     omega, a = method.omega(problem.d), method.rate(problem.d)
-    rest = gradients(problem, problem.x_star)
+    rest = all_gradients(problem, problem.x_star)
 
     def see(run: Simulation) -> float:
         error = square(run.client_states.get_all().h - rest)
@@ -408,34 +335,3 @@ def test_the_contraction_of_diana(up):
 
 
 # Refusals
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fp.COFIG(up="topk:2"), "COFIG: up=topk:2 is biased.*EF21"),
-        (lambda: fp.FRECON(up="topk:2"), "FRECON: up=topk:2 is biased.*EF21"),
-        (lambda: fp.ZeroSARAH(up="natural"), "ZeroSARAH: up=natural .* or FRECON"),
-        (lambda: fp.COFIG(down="natural"), "COFIG: down=natural"),
-        (lambda: fp.SAGA(up="natural"), "SAGA: up=natural .*COFIG"),
-        (lambda: fp.SAGA(a=0.5), "SAGA: a must be None, not 0.5"),
-        (lambda: fp.DIANA(S=3), "DIANA: S must be None, not 3; .*COFIG"),
-        (lambda: fp.COFIG(a=0.0), r"COFIG: a must be in \(0, 1\], not 0.0"),
-        (lambda: fp.COFIG(S=0), "COFIG: S must be a whole number"),
-        (lambda: fp.FRECON(lam=1.5), r"FRECON: lam must be in \(0, 1\], not 1.5"),
-        (lambda: fp.ZeroSARAH(eta=-1.0), "ZeroSARAH: eta must be a finite number above 0"),
-        (lambda: fp.DIANA.from_theory(quadratic(), mu=-1.0), "DIANA: mu must be"),
-        (lambda: replace(fp.SAGA(), S=9).init(np.zeros(2), 8), "SAGA: cannot sample S=9 of N=8"),
-    ],
-)
-def test_nonsense_is_refused(make, message):
-    with pytest.raises(fp.InputError, match=message):
-        make()
-
-
-def test_saga_takes_casts_as_cofig_does():
-    problem = fp.Quadratic.random(6, 3, 4, seed=1)
-    saga = fp.simulate(problem, fp.SAGA(S=2, up="float32"), rounds=6, seed=0)
-    cofig = fp.simulate(problem, fp.COFIG(S=2, up="float32"), rounds=6, seed=0)
-    assert saga.x.tobytes() == cofig.x.tobytes()
-    assert saga.last("bits_up") == cofig.last("bits_up") == 6 * 2 * 4 * 32

@@ -8,21 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from support import methods
 
 import fedpage as fp
 from fedpage.core.local_steps import local_sgd
 from fedpage.methods.messages import ModelState, Move
 from fedpage.testing import MethodError
-
-SOUND = methods(S=4, K=3, step=0.05)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_every_method_of_the_library_passes(name):
-    report = fp.check_method(SOUND[name])
-    assert report.passed
-    assert "FAILS" not in str(report)
 
 
 @dataclass(frozen=True)
