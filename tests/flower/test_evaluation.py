@@ -129,19 +129,6 @@ def test_a_run_killed_at_any_message_resumes_with_equal_bits(federate, simulated
     assert federate(**changes).history.same(simulated(**changes))
 
 
-@pytest.mark.parametrize("hook", ["on_record", "on_round_end"])
-def test_a_run_killed_after_a_round_was_sent_ahead_resumes(federate, simulated, hook):
-    """The dropped round left newer client states on the nodes, which the resumed run ignores."""
-
-    def die(info, *_):
-        if (info["round"] if hook == "on_record" else info.round) == 5:
-            raise Killed
-
-    with pytest.raises(Killed):
-        federate(callbacks=[fp.FunctionCallback(**{hook: die})], **SCAFFOLD, **EVERY)
-    assert federate(**SCAFFOLD, **EVERY).history.same(simulated(**SCAFFOLD, **EVERY))
-
-
 @pytest.mark.parametrize("changes", [{}, SCAFFOLD])
 @pytest.mark.parametrize("fault", ["drop", "lost", AWAY, ("late", 1000.0)])
 def test_faults_of_joint_messages_change_no_bit(federate, simulated, changes, fault):

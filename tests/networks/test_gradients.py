@@ -308,15 +308,6 @@ def test_a_resumed_run_has_the_same_bits_and_the_same_model(dtype, tmp_path):
         fp.simulate(other, method, rounds=15, seed=0, out=tmp_path, options=options)
 
 
-def test_faults():
-    faults = fp.Faults(dropout=0.2, nan=0.1, late=0.1, tied="labels")
-    method = fp.FedPAGE(S=4, K=2, eta_g=0.2)
-    options = fp.RunOptions(faults=faults)
-    history = fp.simulate(mlp_problem(), method, rounds=10, seed=0, options=options)
-    assert history.last("missing") > 0
-    assert np.isfinite(history.last("loss"))
-
-
 def test_pickled_and_scaled_problems():
     problem, method = mlp_problem("float32"), fp.SCAFFOLD(S=4, K=2, eta_l=0.1)
     copied = pickle.loads(pickle.dumps(problem))

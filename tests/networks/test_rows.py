@@ -625,14 +625,9 @@ HF_REFUSED = {
     "a stream": (lambda d: [d.to_iterable_dataset()], r"\(IterableDataset\) has no row numbers"),
     "target": (lambda d: [d.rename_column("label", "labels")], "did you mean 'labels'"),
     "text": (lambda d: [d.add_column("text", ["word"] * 12)], "row 0: column 'text' is text"),
-    "argument": (lambda d: [d.rename_column("input", "pixels")], "no argument 'pixels'"),
     "lengths": (
         lambda d: [d.from_dict({"input": [[1.0] * 6, [1.0] * 5], "label": [0, 1]})],
         r"client 0, row 1: column 'input' has shape \(5,\), but row 0 has \(6,\)",
-    ),
-    "missing values": (
-        lambda d: [d.from_dict({"input": [1.0, None], "label": [0, 1]})],
-        "row 1: column 'input' has missing values",
     ),
 }
 
