@@ -25,6 +25,14 @@ TASKS = {
 IMPORTED = ("fedpage.flower.client_app", "fedpage.flower.server_app", "fedpage.methods")
 
 
+def wait_until(condition, seconds: float = 400.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
 def write_programs(folder: Path) -> None:
     """Write a `flower-superexec` that runs this file, for a directory of the path."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fast_flower import write_programs
+from fast_flower import wait_until, write_programs
 
 import fedpage as fp
 from fedpage.flower.deploy.local_federation import find_free_ports
@@ -217,10 +217,3 @@ def rounds_done(out):
     run = FollowedRun(out)
     run.poll()
     return run.round
-
-
-def wait_until(condition, seconds=400.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.2)

@@ -11,13 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import fast_flower
 import pytest
-from fast_flower import write_programs
+from fast_flower import wait_until, write_programs
 
 import fedpage as fp
 from fedpage.flower.deploy.keys import create_keys
@@ -65,13 +64,6 @@ class FastFederation(LocalFederation):
         process.start()
         process.join(seconds)
         return subprocess.CompletedProcess(arguments, process.exitcode, output.read_text(), "")
-
-
-def wait_until(condition, seconds=300.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
 
 
 def rounds_done(out):
