@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from plain import X0, ZERO, Plain, mean
-from support import quadratic, uneven
+from support import quadratic
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
-from fedpage.engine.simulate import Simulation
 
 ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
 
@@ -124,36 +123,6 @@ def test_replay(check, name):
 # FedOpt
 
 
-def iterates(problem, method, rounds):
-    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(problem.d)))
-    xs = []
-    for _ in range(rounds):
-        run.step()
-        xs.append(run.x)
-    return xs
-
-
-def test_fedavgm_with_one_full_step_is_the_heavy_ball():
-    """Compare with x <- x - s grad f(x) + beta (x - x_before)."""
-    problem, s, beta = quadratic(noise=1.0), 0.05, 0.7
-    method = fp.FedAvgM(S=8, K=1, b=None, eta_l=s / 2, eta_g=2.0, beta=beta)
-    before = x = np.ones(4)
-    for found in iterates(problem, method, 20):
-        before, x = x, x - s * problem.grad(x) + beta * (x - before)
-        np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
-
-
-def test_fednesterov_with_one_full_step_is_nesterovs_sequence():
-    """Compare with x <- y - s grad f(y), y <- x + beta (x - x_before)."""
-    problem, s, beta = quadratic(noise=1.0), 0.05, 0.7
-    method = fp.FedNesterov(S=8, K=1, b=None, eta_l=s / 2, eta_g=2.0, beta=beta)
-    y = x = np.ones(4)
-    for found in iterates(problem, method, 20):
-        before, x = x, y - s * problem.grad(y)
-        y = x + beta * (x - before)
-        np.testing.assert_allclose(found, y, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("factor", [1e-3, 50.0])
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_adaptive_servers_do_not_depend_on_the_scale_of_f(name, factor):
@@ -217,49 +186,7 @@ def test_fedexp_with_equal_clients_or_one_client_has_fedavgs_iterates():
         assert exp.last("floats_up") == plain.last("floats_up") * (problem.d + 1) // problem.d
 
 
-def test_fedexp_extrapolates_where_clients_disagree_and_never_shortens():
-    problem = quadratic()
-    run = Simulation(problem, fp.FedExP(S=8, K=5, eta_l=0.05, b=None), seed=0)
-    factors = []
-    for _ in range(60):
-        run.step()
-        factors.append(run.state.eta_g)
-    assert min(factors) == 1.0
-    assert max(factors) > 2.0
-
-
-def test_fedexps_average_is_the_mean_of_the_last_two_iterates():
-    problem = uneven("robust")
-    plain, averaged = (
-        Simulation(problem, fp.FedExP(S=4, K=5, eta_l=0.1, b=2, averaged=flag), seed=0)
-        for flag in (False, True)
-    )
-    xs = [plain.x]
-    for _ in range(20):
-        plain.step()
-        averaged.step()
-        xs.append(plain.x)
-        np.testing.assert_array_equal(averaged.x, (xs[-1] + xs[-2]) / 2)
-        np.testing.assert_array_equal(averaged.state.iterate, plain.x)
-
-
 # The Mime family
-
-
-def test_mime_and_mimelite_with_one_step_of_all_clients_are_momentum_descent():
-    """Compare with m <- (1 - beta) grad f(x) + beta m, x <- x - s m."""
-    problem, s, beta = quadratic(noise=1.0), 0.1, 0.6
-    options = {"S": 8, "K": 1, "b": None, "eta_l": s / 2, "eta_g": 2.0, "beta": beta}
-    x, m, expected = np.ones(4), np.zeros(4), []
-    for _ in range(10):
-        m = (1 - beta) * problem.grad(x) + beta * m
-        x = x - s * m
-        expected.append(x)
-    lite = iterates(problem, fp.MimeLite(**options), 10)
-    np.testing.assert_allclose(lite, expected, rtol=0, atol=1e-12)
-    mime = iterates(problem, fp.Mime(**options), 20)
-    np.testing.assert_allclose(mime[1::2], expected, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(mime[2::2], mime[1:-1:2])  # gradients alone do not move x
 
 
 def test_mime_with_all_clients_reaches_the_optimum_for_any_K():
@@ -271,23 +198,6 @@ def test_mime_with_all_clients_reaches_the_optimum_for_any_K():
         problem, method, rounds=40, seed=0, options=fp.RunOptions(x0=problem.x_star)
     )
     np.testing.assert_allclose(resting.x, problem.x_star, rtol=0, atol=1e-11)
-
-
-def test_both_exchanges_call_the_same_clients_and_count_as_rounds():
-    problem = uneven("robust")
-    method = fp.Mime(S=4, K=3, eta_l=0.05, b=2)
-    run = Simulation(problem, method, seed=5)
-    called = []
-    for _ in range(12):
-        call = method.call(run.state, run.draws())
-        called.append(tuple(call.clients.tolist()))
-        assert ("m" in call.message._fields) == (len(called) % 2 == 0)
-        run.step()
-    assert called[0::2] == called[1::2]
-    assert len(set(called)) == 6
-    assert run.costs.round == 12
-    assert run.costs.floats_down == 4 * problem.d * (6 + 6 * 2)
-    assert run.costs.floats_up == 4 * problem.d * 12
 
 
 def test_clients_of_an_earlier_round_are_those_that_it_drew():

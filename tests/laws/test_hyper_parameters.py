@@ -179,6 +179,8 @@ def test_each_method_takes_the_codecs_that_its_theorems_allow(name):
         (fp.Mime(K=5, eta_l=0.1, eta_g=3.0), 1.5, 3.0, fp.Mime(K=5, eta_l=0.2, eta_g=3.0)),
         (fp.EF21(eta=0.1, beta=0.75), 0.4, 0.2, fp.EF21(eta=0.05, beta=0.75)),
         (fp.SCALLION(K=5, eta_l=0.1, eta_g=2.0), 1.0, 2.0, fp.SCALLION(K=5, eta_l=0.2, eta_g=2.0)),
+        (METHODS["scaffold-momentum"](K=2, eta_l=0.1, eta_g=1.5, beta=0.5), 0.6, 1.2,
+         METHODS["scaffold-momentum"](K=2, eta_l=0.2, eta_g=1.5, beta=0.5)),
         (fp.FedDyn(mu=4.0, eta_l=0.1), 0.25, 0.5, fp.FedDyn(mu=2.0, eta_l=0.2)),
         (fp.FedDyn(mu=4.0), 0.25, 0.5, fp.FedDyn(mu=2.0)),
     ],

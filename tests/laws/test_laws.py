@@ -21,10 +21,7 @@ from support import (
 )
 
 import fedpage as fp
-from fedpage.core.random import RoundDraws
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, LeakFreeSteps
-from fedpage.testing import ScriptedDraws, replay
 
 NAMES = list(ROWS)
 GRADIENT_DESCENT = [name for name, row in ROWS.items() if row.descent is not None]
@@ -183,63 +180,12 @@ def test_corrections_sum_to_zero(method, name, faults, up):
     assert np.linalg.norm(corrections) > 0.1
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        fp.PAGE(S=2, eta_g=0.1, p=0.3),
-        LeakFreeFedPAGE(S=2, K=5, eta_g=0.1, eta_l=0.1, p=0.3, b3=None),
-        fp.FedPAGE(S=2, K=5, eta_g=0.1, eta_l=0.1, p=0.3, b3=None),
-    ],
-    ids=["PAGE", "leak-free", "leaky"],
-)
-def test_the_bias_contracts_by_exactly_one_minus_p(method):
-    """Check the paper's lemma E[g^r] - grad f(x^r) = (1-p)(g^{r-1} - grad f(x^{r-1})) exactly.
-
-    The expectation is the mean over all coins and all subsets of clients.
-    """
-    problem, p = quadratic(), 0.3
-    x_prev, g = np.linspace(-1, 1, problem.d), np.linspace(2, 0, problem.d)
-
-    def next_g(coin: bool, clients: list[int]) -> np.ndarray:
-        run = replay(problem, method, [None, ScriptedDraws(1, coin, clients, {})])
-        run.state = run.state._replace(x=x_prev - 0.1 * g, x_prev=x_prev, g=g)
-        run.costs.round = 1
-        run.step()
-        return run.state.g
-
-    subsets = list(itertools.combinations(range(problem.N), 2))
-    sampled = np.mean([next_g(False, list(chosen)) for chosen in subsets], axis=0)
-    expected = p * next_g(True, []) + (1 - p) * sampled
-    left = expected - problem.grad(x_prev - 0.1 * g)
-    contracted = (1 - p) * (g - problem.grad(x_prev))
-    if method.K == 1 or isinstance(method, LeakFreeFedPAGE):
-        np.testing.assert_allclose(left, contracted, rtol=0, atol=1e-12)
-    else:  # local steps damp g, which is the leak
-        assert np.linalg.norm(left - contracted) > 1e-2
-
-
 @pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
 def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
     problem = quadratic()
     history = fp.simulate(problem, fp.PeriodicFedPAGE(S=2, p=p), rounds=40, seed=0, record_every=1)
     full = np.flatnonzero(np.diff(history["full_rounds"]))
     assert full.tolist() == list(range(0, 40, round(1 / p)))
-
-
-def test_leak_free_steps_move_along_the_same_mean():
-    """The move equals the reply of FedPAGE's local steps on the same minibatches."""
-    problem = uneven("logistic-nonconvex")
-    rng = np.random.default_rng(0)
-    x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
-    options = {"S": 3, "K": 6, "eta_g": 0.1, "eta_l": 0.05, "b2": 3, "b3": 2}
-    plain, free = fp.FedPAGE(**options), LeakFreeFedPAGE(**options)
-    clients = np.array([1, 4, 9])
-    one, _ = plain.client(
-        fp.methods.fedpage.LocalSteps(x_prev, g), problem.oracle(clients, RoundDraws(1, 3)), None
-    )
-    message = LeakFreeSteps(x_prev - 0.1 * g, x_prev, g)
-    two, _ = free.client(message, problem.oracle(clients, RoundDraws(1, 3)), None)
-    np.testing.assert_allclose(two.move, one.g, rtol=0, atol=1e-13)
 
 
 def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
@@ -254,28 +200,6 @@ def test_s_local_svrg_refreshes_with_probability_q_after_local_steps():
     rows = Simulation(uneven(), fp.SLocalSVRG(K=5), seed=0)
     rows.step()
     assert rows.state.rows == pytest.approx(20.0)  # 240 rows at 12 clients: q = min(1, K/M) = 1/4
-
-
-@pytest.mark.parametrize("kind", PROBLEMS)
-def test_fedpages_local_steps_reply_x_minus_y_over_K_eta(kind):
-    """Compare with lines 13-22 of Algorithm 1 at one client."""
-    problem = PROBLEMS[kind]()
-    K, eta_g, eta_l = 5, 0.1, 0.07
-    method = fp.FedPAGE(S=1, K=K, eta_g=eta_g, eta_l=eta_l, b2=3, b3=1)
-    rng = np.random.default_rng(0)
-    x_prev, g = rng.normal(size=problem.d) / 5, rng.normal(size=problem.d) / 5
-    client = np.array([4])
-    reply, _ = method.client(
-        fp.methods.fedpage.LocalSteps(x_prev, g), problem.oracle(client, RoundDraws(1, 3)), None
-    )
-    oracle = problem.oracle(client, RoundDraws(1, 3))
-    x = x_prev - eta_g * g
-    y, before, estimate = x[None], x_prev[None], g[None]
-    for k in range(K):
-        batch = oracle.batch(3 if k == 0 else 1)
-        estimate = estimate + oracle.grad(y, batch) - oracle.grad(before, batch)
-        y, before = y - eta_l * estimate, y
-    np.testing.assert_allclose(reply.g, (x - y) / (K * eta_l), rtol=0, atol=1e-12)
 
 
 # 5. One client alone equals its row in the batch
@@ -346,21 +270,6 @@ def test_fused_kernels_agree_with_the_local_steps(name, kind, full):
         plain.step()
         np.testing.assert_allclose(fused.x, plain.x, rtol=0, atol=1e-12)
     assert fused.costs == plain.costs
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_fused_local_sgd_agrees_with_a_proximal_term_and_a_shift(mu):
-    from fedpage.core.local_steps import local_sgd
-
-    for kind in ("robust", "logistic-l2"):
-        problem = uneven(kind)
-        clients = np.array([0, 3, 11])
-        rng = np.random.default_rng(1)
-        x, shift = rng.normal(size=problem.d), rng.normal(size=(3, problem.d))
-        options = {"K": 6, "eta": 0.05, "b": 2, "shift": shift, "mu": mu}
-        fused = local_sgd(problem.oracle(clients, RoundDraws(0, 1)), x, **options)
-        plain = local_sgd(Unfused(problem).oracle(clients, RoundDraws(0, 1)), x, **options)
-        np.testing.assert_allclose(fused, plain, rtol=0, atol=1e-12)
 
 
 def test_one_hot_kernels_have_the_bits_of_the_general_kernels():

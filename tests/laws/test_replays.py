@@ -77,6 +77,7 @@ REPLAYS = {
     "VRL-SGD": (vrl_sgd, fp.VRLSGD(K=3, b=2, eta_l=0.15)),
     "S-Local-SVRG": (s_local_svrg, fp.SLocalSVRG(K=3, b=2, eta_l=0.15, q=0.3)),
     "S-Local-SVRG sampled": (s_local_svrg, fp.SLocalSVRG(**LOCAL, q=0.3)),
+    "FedPAGE": (fedpage, fp.FedPAGE(**PAGE)),
     "FedPAGE randk": (fedpage, fp.FedPAGE(**PAGE, up="randk:2")),
     "FedPAGE leak-free": (fedpage, fp.LeakFreeFedPAGE(**PAGE)),
     "FedPAGE leak-free randk": (fedpage, fp.LeakFreeFedPAGE(**PAGE, up="randk:2")),

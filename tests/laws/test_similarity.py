@@ -12,17 +12,14 @@ from plain import X0, N, Plain, mean
 from support import quadratic, uneven
 
 import fedpage as fp
-from fedpage.core.local_steps import local_sgd
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fedpage_variants import LeakFreeFedPAGE, LeakFreeSteps
-from fedpage.methods.icgm import ICGM, State
-from fedpage.methods.messages import Move, MoveAndGradient, TwoPoints
-from fedpage.methods.saber import SABER, RecursiveSteps
+from fedpage.methods.icgm import ICGM
+from fedpage.methods.messages import Move, MoveAndGradient
+from fedpage.methods.saber import SABER
 from fedpage.methods.sdane import DANE, SDANE, AccSDANE, Subproblem
 from fedpage.methods.svrp import SVRP, ProximalPoint
-from fedpage.runs.checkpoint import pack, unpack
 
 DANES = [DANE, SDANE, AccSDANE]
 
@@ -144,23 +141,6 @@ def test_replay(check, name):
     check(method, algorithm, rounds=10)
 
 
-@pytest.mark.parametrize("K", [1, 4])
-def test_local_sgd_takes_the_local_steps_of_s_dane(K):
-    """Compare with y = (y/eta - grad f(y) + grad f(z) - G + lam z)/(1/eta + lam)."""
-    problem, eta, lam = uneven("robust"), 0.3, 2.0
-    clients, rng = np.array([0, 3, 7]), np.random.default_rng(0)
-    z, G = rng.normal(size=problem.d), rng.normal(size=problem.d)
-    oracle = problem.oracle(clients, RoundDraws(0, 0))
-    every = oracle.batch(None)
-    at_z = oracle.grad(z, every)
-    y = z
-    for _ in range(K):
-        y = (y / eta - oracle.grad(y, every) + at_z - G + lam * z) / (1 / eta + lam)
-    step = DANE(lam=lam, eta_l=eta).gradient_step
-    direction = local_sgd(oracle, z, K=K, eta=step, b=None, shift=G - at_z, mu=lam)
-    np.testing.assert_allclose(z - K * step * direction, y, rtol=0, atol=1e-13)
-
-
 # 2. Reductions
 
 
@@ -189,35 +169,6 @@ def test_exact_solutions_of_equal_clients_are_proximal_point_steps(cls):
                 np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10)
                 break
         np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-10)
-
-
-def test_saber_without_proximal_term_is_leak_free_fedpage():
-    problem, K, eta = uneven("logistic-nonconvex"), 5, 0.1
-    rng = np.random.default_rng(3)
-    x, x_prev, v = rng.normal(size=(3, problem.d)) / 3
-    clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
-    page = LeakFreeFedPAGE(S=3, K=K, eta_g=K * eta, eta_l=eta, b3=None)
-    theirs, _ = page.client(LeakFreeSteps(x, x_prev, v), problem.oracle(clients, draws), None)
-    method = SABER(S=3, K=K, gamma=None, eta_l=eta)
-    ours, _ = method.client(RecursiveSteps(x, x_prev, v), problem.oracle(clients, draws), None)
-    assert isinstance(ours, MoveAndGradient)
-    np.testing.assert_allclose(ours.dy, -page.eta_g * theirs.move, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(ours.g, theirs.g, rtol=0, atol=1e-13)
-
-
-def test_s_dane_with_one_local_step_is_an_extragradient_step():
-    """S = N, K = 1: x = v - eta grad f(v), and v moves along the gradient at x."""
-    problem = equal_clients()
-    method = SDANE(K=1, lam=2.0, eta_l=0.25, mu=0.1)
-    run = Simulation(problem, method, seed=0, options=fp.RunOptions(x0=np.ones(4)))
-    v, eta, t = np.ones(4), method.gradient_step, 1 / 2.0
-    for _ in range(5):
-        run.step()
-        run.step()
-        x = v - eta * problem.grad(v)
-        v = (0.1 * t * x + v - t * problem.grad(x)) / (0.1 * t + 1)
-        np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-13)
-        np.testing.assert_allclose(run.state.v, v, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("K", [1, 7])
@@ -264,28 +215,6 @@ def test_svrps_h_is_the_gradient_at_w_and_full_gradients_come_with_probability_p
     assert refreshed / 400 == pytest.approx(0.2, abs=0.05)  # a cycle: a refresh, 1/p rounds
 
 
-def test_i_cgms_estimator_is_frecons():
-    """With the identity codec FRECON keeps the same g and h for the same x and x_prev."""
-    from fedpage.methods.frecon import FRECON
-
-    problem, rng = uneven("logistic-nonconvex"), np.random.default_rng(5)
-    x, x_prev, g = rng.normal(size=(3, problem.d)) / 3
-    b = rng.normal(size=(problem.N, problem.d))
-    clients, draws = np.array([1, 4, 9]), RoundDraws(1, 3)
-    ours, theirs = ICGM(S=3, beta=0.2), FRECON(S=3, lam=0.2, a=1.0)
-    states = ours.client_state(b[clients]), theirs.client_state(b[clients])
-    one, _ = ours.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[0])
-    two, _ = theirs.client(TwoPoints(x, x_prev), problem.oracle(clients, draws), states[1])
-    h = b.mean(axis=0)
-    state = State(x, x_prev, g, h, problem.N, moved=True)
-    mean_one = fp.core.types.Replies(type(one)(*(part.mean(axis=0) for part in one)), clients)
-    mean_two = fp.core.types.Replies(type(two)(*(part.mean(axis=0) for part in two)), clients)
-    after = ours.server(state, mean_one)
-    frecon = theirs.server(type(theirs.init(x, problem.N))(x, x_prev, g, h, problem.N), mean_two)
-    np.testing.assert_allclose(after.g, frecon.v, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(after.h, frecon.h, rtol=0, atol=1e-13)
-
-
 def test_other_clients_replace_a_lost_delegate():
     problem = quadratic()
     method = ICGM(S=3, lam=4.0, eta_l=0.4, p=0.3, delegate=6)
@@ -295,48 +224,6 @@ def test_other_clients_replace_a_lost_delegate():
         run.step()
     assert run.costs.fallbacks == 15
     assert problem.loss(run.x) < problem.loss(np.zeros(4))
-
-
-def test_sabers_estimator_changes_by_the_change_of_the_gradient_on_average():
-    """The mean over all clients of v_i is v + grad f(x) - grad f(x_prev)."""
-    problem, rng = uneven("robust"), np.random.default_rng(1)
-    x, x_prev, v = rng.normal(size=(3, problem.d))
-    everyone = np.arange(problem.N)
-    reply, _ = SABER(S=1).client(
-        RecursiveSteps(x, x_prev, v), problem.oracle(everyone, RoundDraws(0, 0)), None
-    )
-    assert isinstance(reply, MoveAndGradient)
-    expected = v + problem.grad(x) - problem.grad(x_prev)
-    np.testing.assert_allclose(reply.g.mean(axis=0), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("cls", DANES)
-def test_both_rounds_of_a_step_call_the_same_clients(cls):
-    problem, method = quadratic(), cls(S=3, K=2)
-    run, seen = Simulation(problem, method, seed=5), []
-    for _ in range(12):
-        seen.append(method.call(run.state, run.draws()).clients.tolist())
-        run.step()
-    assert seen[0::2] == seen[1::2]
-    assert len({tuple(clients) for clients in seen}) > 3
-
-
-@pytest.mark.parametrize("rounds", [5, 6])
-@pytest.mark.parametrize(
-    "method",
-    [SVRP(S=3), SABER(S=3), DANE(S=3), AccSDANE(S=3, mu=0.1), ICGM(S=3)],
-    ids=lambda m: m.name,
-)
-def test_a_run_resumes_between_the_rounds_of_a_step(method, rounds):
-    problem = quadratic()
-    run, other = (Simulation(problem, method, seed=2) for _ in range(2))
-    for _ in range(rounds):
-        run.step()
-    other.restore(unpack(pack(run.snapshot()), "a checkpoint"), "a checkpoint")
-    for _ in range(4):
-        run.step()
-        other.step()
-    assert run.x.tobytes() == other.x.tobytes()
 
 
 def test_accelerated_s_dane_never_overflows():

@@ -6,7 +6,6 @@ The replays are plain Python and the formulas of the papers.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -19,8 +18,7 @@ import fedpage as fp
 from fedpage.engine.simulate import Simulation
 from fedpage.methods import table_steps
 from fedpage.methods.frecon import FRECON
-from fedpage.methods.messages import Gradient
-from fedpage.methods.zerosarah import ClientState, ZeroSARAH
+from fedpage.methods.zerosarah import ZeroSARAH
 from fedpage.testing import ScriptedDraws, replay
 
 # Replays
@@ -95,49 +93,7 @@ def test_replay(check, name):
 # Reductions
 
 
-@dataclass(frozen=True)
-class KeepsOld(ZeroSARAH):
-    """ZeroSARAH whose clients keep q, the gradient at x_prev, instead of p."""
-
-    def update_client_state(self, message, sent, client_state):
-        sent_now = sent.g if isinstance(sent, Gradient) else sent.drift
-        return ClientState(client_state.y + sent_now)
-
-    def server(self, state, replies):
-        new, mean = super().server(state, replies), replies.mean
-        sent_now = mean.g if isinstance(mean, Gradient) else mean.drift
-        return new._replace(h=state.h + replies.count / state.N * sent_now)
-
-
-@pytest.mark.parametrize("b", [None, 2])
-def test_frecon_without_a_codec_is_zerosarah_that_keeps_q(b):
-    problem = uneven("logistic-nonconvex")
-    frecon = Simulation(problem, fp.FRECON(S=3, eta=0.3, b=b), seed=1)
-    zerosarah = Simulation(problem, KeepsOld(S=3, eta=0.3, b=b), seed=1)
-    kept = Simulation(problem, fp.ZeroSARAH(S=3, eta=0.3, b=b), seed=1)
-    for _ in range(40):
-        for run in (frecon, zerosarah, kept):
-            run.step()
-        np.testing.assert_allclose(frecon.x, zerosarah.x, rtol=0, atol=1e-12)
-    assert np.abs(frecon.x - kept.x).max() > 1e-4
-
-
 # Invariants
-
-
-def test_without_a_table_there_is_a_floor():
-    class NoTable(fp.COFIG):
-        def rate(self, d):
-            return 0.0
-
-    problem, errors = quadratic(), {}
-    for kind in (fp.COFIG, NoTable):
-        history = fp.simulate(
-            problem, kind(S=3, eta=0.05, up="natural"), rounds=800, seed=0, record_every=0
-        )
-        errors[kind] = np.linalg.norm(history.x - problem.x_star)
-    assert errors[fp.COFIG] < 1e-9
-    assert errors[NoTable] > 0.1
 
 
 @pytest.mark.parametrize("lam", [0.3, 0.8])
