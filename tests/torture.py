@@ -4,8 +4,8 @@ Forked processes that run a method with a checkpoint every few rounds are killed
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
 command is killed, terminated and interrupted. The disk fills up (a small tmpfs where this process
 may mount one, a limit of the file size everywhere), and the directory cannot be written. Commands
-with several processes are killed, and their workers must end. Bits of finished runs change,
-commands are started with --force over live ones, and allocations fail at random points.
+with several processes are killed, and their workers must end. Commands are started with --force
+over live ones, and allocations fail at random points. tests/unit/test_damage.py changes bits.
 """
 
 from __future__ import annotations
@@ -307,35 +307,6 @@ def orphan_workers(folder, chance, commands=tuple(PARALLEL), say=print):
         say(f"{name} --jobs 2 killed: workers ended after {time.monotonic() - began:.1f} s")
 
 
-def flip_bits(folder, chance, flips=2_000, say=print):
-    """Change bits of finished runs: each is noticed, and a resumed run has the same bits again."""
-    problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
-    arguments = {"rounds": ROUNDS, "seed": 1, "record_every": 4}
-    out = folder / "flips"
-    whole = run_and_resume(problem, method, out, arguments, FAULTS)
-    files = [out / "history.jsonl", out / "history.model.npz"]
-    logging.disable()  # that a damaged run begins again is expected here
-    for number in range(flips):
-        file = chance.choice(files)
-        sound = file.read_bytes()
-        data = bytearray(sound)
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        file.write_bytes(data)
-        try:
-            fp.History.load(out)
-            noticed = ""
-        except fp.InputError as error:
-            noticed = str(error)
-        assert str(out) in noticed, f"flip {number} of {file.name}: {noticed or 'not noticed'}"
-        if number % 50:
-            file.write_bytes(sound)
-        else:
-            assert run_and_resume(problem, method, out, arguments, FAULTS).same(whole)
-            assert fp.History.load(out).same(whole)
-    logging.disable(logging.NOTSET)
-    say(f"{flips} changed bits in finished runs: all noticed, and repaired by a resume")
-
-
 LIVE = {
     "run": [*COMMAND[3:], "--rounds", "1000000"],
     "compare": [
@@ -454,7 +425,6 @@ def main() -> None:
         (folder / "small").mkdir()
         fill_tmpfs(folder / "small")
         deny_permission(folder)
-        flip_bits(folder, random.Random(options.seed))
         force_live(folder)
         orphan_workers(folder, random.Random(options.seed))
         fail_allocations(folder, random.Random(options.seed))

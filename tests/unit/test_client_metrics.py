@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
 from fedpage.core import metrics as m
-from fedpage.core.errors import InputError
 
 ASKED = ["accuracy_worst", "accuracy_p10", "accuracy_p50", "accuracy_p90", "loss_worst", "loss_p90"]
 
@@ -60,8 +59,8 @@ def test_quantiles_of_functions():
 
     found = m.resolve_metrics(["mine_p50", mine], "p")
     assert list(found) == ["mine", "mine_p50"]
-    with pytest.raises(InputError, match="which client is the worst is not known for 'mine_worst'"):
-        m.resolve_metrics([mine, "mine_worst"], "p")
+    said = refusal(m.resolve_metrics, [mine, "mine_worst"], "p")
+    assert "which client is the worst is not known for 'mine_worst'" in said
     declared = m.Metric("mine", mine, higher_is_better=True)
     assert m.resolve_metrics([declared, "mine_worst"], "p")["mine_worst"].higher_is_better
 
@@ -71,9 +70,7 @@ def test_quantiles_of_functions():
              "grad_norm_worst", "accuracy_p10_worst", "_worst"],
 )  # fmt: skip
 def test_names_that_are_no_quantiles(name):
-    with pytest.raises(InputError, match=f"unknown metric '{name}'") as error:
-        m.resolve_metrics([name], "p")
-    assert "\n" not in str(error.value)
+    assert f"unknown metric '{name}'" in refusal(m.resolve_metrics, [name], "p")
 
 
 def test_a_registered_name_comes_first():
@@ -91,8 +88,7 @@ def test_directions_of_quantiles():
         assert not m.higher_is_better(prefix + "rmse_worst")
     assert m.higher_is_better("mine_p90", {"mine": True})
     assert not m.higher_is_better("f_minus_fstar")
-    with pytest.raises(InputError, match="did you mean 'accuracy'"):
-        m.higher_is_better("acuracy_p10")
+    assert "did you mean 'accuracy'" in refusal(m.higher_is_better, "acuracy_p10")
 
 
 def test_quantiles_skip_undefined_values():
@@ -106,15 +102,11 @@ def test_quantiles_skip_undefined_values():
     shuffled = m.client_quantiles(asked, {"auc": values[::-1], "mse": values[::-1]})
     assert shuffled == found
     nothing = np.full(2, math.nan)
-    assert all(
-        map(math.isnan, m.client_quantiles(asked, {"auc": nothing, "mse": nothing}).values())
-    )
-    infinite = np.array([1.0, math.inf, math.inf])
+    undefined = m.client_quantiles(asked, {"auc": nothing, "mse": nothing})
+    assert all(map(math.isnan, undefined.values()))
     asked = m.resolve_metrics(["mse_p90", "mse_p25"], "p")
-    assert m.client_quantiles(asked, {"mse": infinite}) == {
-        "mse_p90": math.inf,
-        "mse_p25": math.inf,
-    }
+    infinite = m.client_quantiles(asked, {"mse": np.array([1.0, math.inf, math.inf])})
+    assert set(infinite.values()) == {math.inf}
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "auc", "log_loss", "mse", "rmse", "mae", "r2"])
@@ -126,8 +118,8 @@ def test_groups_have_the_metric_of_their_rows(name):
     for i, (a, b) in enumerate(itertools.pairwise(starts.tolist())):
         expected = m.METRICS[name](outputs[a:b], targets[a:b])
         np.testing.assert_allclose(found[i], expected, rtol=1e-14)
-    with pytest.raises(InputError, match=f"metric '{name}' cannot be computed on a client's rows"):
-        m.evaluate_groups(m.METRICS[name], outputs[:30], targets, starts)
+    said = refusal(m.evaluate_groups, m.METRICS[name], outputs[:30], targets, starts)
+    assert f"metric '{name}' cannot be computed on a client's rows" in said
 
 
 # Records
@@ -313,9 +305,8 @@ def test_a_network_records_quantiles():
     assert found["held_out_clients_loss_worst"] == pytest.approx(max(strangers))
     assert "held_out_loss_worst" not in found
     assert list(problem.client_scores(problem.x0, metric="mse").values()) == pytest.approx(each)
-    with pytest.raises(InputError, match="'f_minus_fstar' needs a reference solution") as error:
-        fp.TorchProblem(model, torch.nn.MSELoss(), clients, metrics="f_minus_fstar")
-    assert "\n" not in str(error.value)
+    said = refusal(fp.TorchProblem, model, torch.nn.MSELoss(), clients, metrics="f_minus_fstar")
+    assert "'f_minus_fstar' needs a reference solution" in said
 
 
 def test_the_command_line_records_quantiles(run):
@@ -361,8 +352,8 @@ def test_scores_of_a_regression():
     data = fp.Dataset("r", rng.normal(size=(9, 2)), rng.normal(size=9), clients=np.arange(9) % 3)
     problem = fp.LeastSquares(data)
     assert problem.client_scores(np.zeros(2)).metric == "rmse"
-    with pytest.raises(InputError, match="'accuracy' needs labels"):
-        problem.client_scores(np.zeros(2), data, metric="accuracy")
+    said = refusal(problem.client_scores, np.zeros(2), data, metric="accuracy")
+    assert "'accuracy' needs labels" in said
 
 
 def test_undefined_scores():
@@ -390,6 +381,4 @@ def test_undefined_scores():
 def test_scores_refuse_what_makes_no_sense(hospitals, call, why):
     train, test = hospitals
     problem = fp.LogisticRegression(train)
-    with pytest.raises(InputError, match=why) as error:
-        call(problem, point(problem), test)
-    assert "\n" not in str(error.value)
+    assert why in refusal(call, problem, point(problem), test)

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
 from fedpage.cli.compare import CompareConfig
 from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import RunCommand
-from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.errors import did_you_mean
 from fedpage.core.target import Target
 from fedpage.engine import faults
 from fedpage.runs import build, toml
@@ -127,22 +128,18 @@ def test_words_are_parsed(words, name, value):
     ids=str,
 )
 def test_errors_are_one_line_and_name_the_place(table, message):
-    with pytest.raises(InputError) as error:
-        structure(Outer, table, "f.toml")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in refusal(structure, Outer, table, "f.toml")
 
 
 def test_options_are_named_with_dashes():
-    with pytest.raises(InputError, match=r"^--batch-size must be a whole number from 1 to 10"):
-        structure(Outer, {"port": 1, "batch_size": 11}, "--")
+    said = refusal(structure, Outer, {"port": 1, "batch_size": 11}, "--")
+    assert said.startswith("--batch-size must be a whole number from 1 to 10")
 
 
 def test_errors_of_the_dataclass_itself_name_the_place_once():
-    with pytest.raises(InputError, match=r"^run config: FedPAGE: K must be a whole number"):
-        structure(fp.FedPAGE, {"K": 0}, "run config")
-    with pytest.raises(InputError, match=r"^FedPAGE: K must be a whole number"):
-        structure(fp.FedPAGE, {"K": 0}, "FedPAGE")
+    said = refusal(structure, fp.FedPAGE, {"K": 0}, "run config")
+    assert said.startswith("run config: FedPAGE: K must be")
+    assert refusal(structure, fp.FedPAGE, {"K": 0}, "FedPAGE").startswith("FedPAGE: K must be")
 
 
 @pytest.mark.parametrize("name", [n for n, e in fp.METHODS.items() if "K" in e.hyper_parameters])
@@ -166,10 +163,10 @@ def test_faults_files_are_structured():
     table = {"faults": {"dropout": 0, "gone": [1, 2]}, "policy": {"retries": 4}}
     made, policy = faults.parse(table, "faults.toml")
     assert (made.dropout, made.gone, policy.retries) == (0.0, (1, 2), 4)
-    with pytest.raises(InputError, match=r"faults.toml, \[policy\]: unknown key 'retry'; did you"):
-        faults.parse({"policy": {"retry": 1}}, "faults.toml")
-    with pytest.raises(InputError, match=r"faults.toml, \[faults\]: faults: dropout must be"):
-        faults.parse({"faults": {"dropout": 2.0}}, "faults.toml")
+    said = refusal(faults.parse, {"policy": {"retry": 1}}, "faults.toml")
+    assert "faults.toml, [policy]: unknown key 'retry'; did you" in said
+    said = refusal(faults.parse, {"faults": {"dropout": 2.0}}, "faults.toml")
+    assert "faults.toml, [faults]: faults: dropout must be" in said
 
 
 def test_did_you_mean_ignores_capitals_and_dashes():

@@ -8,7 +8,7 @@ import shutil
 import tomllib
 
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
 from fedpage.report.watch import FollowedRun, RunState
@@ -41,10 +41,7 @@ def test_every_changed_bit_of_a_finished_history_is_noticed(finished):
     whole = file.read_bytes()
     for data in flips(whole):
         file.write_bytes(data)
-        with pytest.raises(fp.InputError) as error:
-            fp.History.load(folder)
-        assert str(file) in str(error.value)
-        assert "\n" not in str(error.value)
+        assert str(file) in refusal(fp.History.load, folder)
     file.write_bytes(whole)
     assert fp.History.load(folder).same(history)
 
@@ -54,8 +51,7 @@ def test_every_changed_bit_of_a_model_is_noticed(finished):
     file = folder / "history.model.npz"
     for data in flips(file.read_bytes()):
         file.write_bytes(data)
-        with pytest.raises(fp.InputError, match=r"history\.model\.npz: damaged"):
-            fp.History.load(folder)
+        assert "history.model.npz: damaged" in refusal(fp.History.load, folder)
 
 
 def test_every_changed_bit_is_noticed_while_a_run_is_followed(finished):
@@ -77,8 +73,7 @@ def test_a_damaged_history_is_repaired_by_resuming_the_run(finished, line, caplo
     lines = file.read_bytes().splitlines(keepends=True)
     lines[line] = lines[line].replace(b"1", b"2", 1)
     file.write_bytes(b"".join(lines))
-    with pytest.raises(fp.InputError, match="restore a copy, or resume the run"):
-        fp.History.load(folder)
+    assert "restore a copy, or resume the run" in refusal(fp.History.load, folder)
     with caplog.at_level(logging.WARNING, "fedpage"):
         again = fp.simulate(quadratic(), METHOD, out=folder, options=RESUME, **ARGUMENTS)
     assert "damaged (its checksum differs)" in caplog.text
@@ -96,8 +91,7 @@ def test_every_changed_bit_of_a_checkpoint_is_noticed(finished, monkeypatch):
     monkeypatch.setattr(store, "unpack", lambda data, source: pytest.fail("it was accepted"))
     for data in list(flips(whole))[::53]:
         newest.write_bytes(data)
-        with pytest.raises(fp.InputError, match="damaged"):
-            opened._load(newest)
+        assert "damaged" in refusal(opened._load, newest)
 
 
 def test_every_changed_bit_of_run_toml_is_noticed_or_changes_nothing(finished):
@@ -113,9 +107,8 @@ def test_every_changed_bit_of_run_toml_is_noticed_or_changes_nothing(finished):
         except ValueError:
             pass
         file.write_bytes(data)
-        with pytest.raises(fp.InputError) as error:
-            fp.simulate(quadratic(), METHOD, out=folder, options=RESUME, **ARGUMENTS)
-        assert str(folder) in str(error.value)
+        arguments = {"out": folder, "options": RESUME, **ARGUMENTS}
+        assert str(folder) in refusal(fp.simulate, quadratic(), METHOD, **arguments)
         noticed += 1
     assert noticed > len(whole) // 2
     file.write_bytes(whole)
@@ -128,12 +121,10 @@ def test_a_history_of_another_version_or_without_a_checksum_is_refused(finished)
     file = folder / "history.jsonl"
     text = file.read_text()
     file.write_text(text.replace("fedpage-history-", "fedpage-history-0"))
-    with pytest.raises(fp.InputError, match="not a history of this version"):
-        fp.History.load(folder)
+    assert "not a history of this version" in refusal(fp.History.load, folder)
     *lines, end = text.splitlines(keepends=True)
     file.write_text("".join(lines) + end.partition(', "digest": ')[0] + "}\n")
-    with pytest.raises(fp.InputError, match="its checksum differs"):
-        fp.History.load(folder)
+    assert "its checksum differs" in refusal(fp.History.load, folder)
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +148,7 @@ def test_a_history_that_was_cut_short_is_refused(long_run, tmp_path):
     file = history.to_jsonl(tmp_path / "whole.jsonl")
     for data in cuts(file.read_bytes()):
         file.write_bytes(data)
-        with pytest.raises(fp.InputError, match=r"whole\.jsonl: (cut short|empty)"):
-            fp.History.load(file)
+        assert refusal(fp.History.load, file).startswith((f"{file}: cut short", f"{file}: empty"))
 
 
 def test_the_history_of_a_run_that_was_cut_short_is_refused_and_resumed(long_run, tmp_path):

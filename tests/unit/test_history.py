@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
 from fedpage.core.columns import COLUMNS
-from fedpage.core.errors import InputError
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.report.bands import quantile_band
@@ -51,20 +51,13 @@ def test_csv_has_plain_columns(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.jsonl", "{}"),
-        ("b.jsonl", "nonsense"),
-        ("c.csv", "round\nzwei\n"),
-        ("d.jsonl", ""),
-        ("e.jsonl", "[1]\n2"),
-    ],
+    ("suffix", "text"),
+    [("jsonl", "{}"), ("jsonl", "x"), ("csv", "round\nzwei\n"), ("jsonl", ""), ("jsonl", "[1]\n2")],
 )
-def test_invalid_files_are_refused_with_their_line(tmp_path, name, text):
-    path = tmp_path / name
+def test_invalid_files_are_refused(tmp_path, suffix, text):
+    path = tmp_path / f"a.{suffix}"
     path.write_text(text)
-    with pytest.raises(ValueError, match=name):
-        fp.History.load(path)
+    assert refusal(fp.History.load, path).startswith(str(path))
 
 
 def test_damaged_files_are_refused(runs, tmp_path):
@@ -77,8 +70,8 @@ def test_damaged_files_are_refused(runs, tmp_path):
         [*lines[:3], "{}", *lines[3:]],
     ):
         path.write_text("\n".join(damaged) + "\n")
-        with pytest.raises(fp.InputError, match=r"run.jsonl(, line|: damaged)"):
-            fp.History.load(path)
+        said = refusal(fp.History.load, path)
+        assert said.startswith((f"{path}, line", f"{path}: damaged"))
 
 
 def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
@@ -114,11 +107,9 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     assert not again.same(history)
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(InputError, match=r"run\.model\.npz: damaged"):
-        fp.History.load(path)
+    assert "run.model.npz: damaged" in refusal(fp.History.load, path)
     file.unlink()
-    with pytest.raises(InputError, match=r"its model run\.model\.npz is missing"):
-        fp.History.load(path)
+    assert "its model run.model.npz is missing" in refusal(fp.History.load, path)
     history.x = None
     assert fp.History.load(history.to_jsonl(path)).x is None
 
@@ -196,8 +187,8 @@ def test_the_direction_of_an_own_metric_is_in_provenance():
         run = climbing(problem={"metrics": {"mine": higher}})
         assert run.higher_is_better("held_out_mine") is higher
         assert (run.best("mine"), run.cost_to("mine:2.0,hold=0")) == (best, cost)
-    with pytest.raises(InputError, match="'mine': whether higher is better is not known"):
-        climbing(problem={"metrics": {"mine": None}}).best("mine")
+    unknown = climbing(problem={"metrics": {"mine": None}})
+    assert "'mine': whether higher is better is not known" in refusal(unknown.best, "mine")
 
 
 def test_a_history_without_a_loss_counts_every_record():
@@ -229,9 +220,8 @@ def test_no_group_is_lost():
 def test_a_diverged_run_ends_where_it_was_last_finite(runs):
     away = fp.History(runs[0].meta)
     for r, loss in ((0, 1.0), (10, 2.0), (20, math.inf)):
-        away.append(
-            {"round": r, "loss": loss, "grad_norm": loss, "bytes_up": 100 * r, "bytes_down": 0}
-        )
+        costs = {"round": r, "bytes_up": 100 * r, "bytes_down": 0}
+        away.append({**costs, "loss": loss, "grad_norm": loss})
     away.stop_reason = StopReason.DIVERGED
     for x, end in (("round", 10), ("bytes", 1000)):
         grid, (_, middle, _) = quantile_band([away], x, "loss", (0.25, 0.75))
@@ -244,17 +234,8 @@ def test_medians_of_two_are_their_mean():
     pair = []
     for value in (1.0, 3.0):
         history = fp.History({"seed": value})
-        history.append(
-            {
-                "round": 0,
-                "loss": 1.0,
-                "grad_norm": value,
-                "bytes_up": 0,
-                "bytes_down": 0,
-                "clients": 0,
-                "seconds": 0,
-            }
-        )
+        costs = dict.fromkeys(("round", "bytes_up", "bytes_down", "clients", "seconds"), 0)
+        history.append({**costs, "loss": 1.0, "grad_norm": value})
         pair.append(history)
     assert summary.summarise(pair, 0.1)[0]["value"] == 2.0
 
@@ -276,22 +257,18 @@ def test_costs_to_reach_a_target(runs):
     run = runs[0]
     target = run["grad_norm"][3]
     at = int(np.flatnonzero(run["grad_norm"] <= target)[0])
-    assert (
-        run.cost_to(fp.Target("grad_norm", target, hold=0))
-        == run["bytes_up"][at] + run["bytes_down"][at]
-    )
+    asked = fp.Target("grad_norm", target, hold=0)
+    assert run.cost_to(asked) == run["bytes_up"][at] + run["bytes_down"][at]
     for cost in ("round", "bytes_up", "gradients", "clients"):
-        assert run.cost_to(fp.Target("grad_norm", target, hold=0), cost) == run[cost][at]
+        assert run.cost_to(asked, cost) == run[cost][at]
     assert run.cost_to("grad_norm:1e-12,hold=0") == math.inf
-    assert run.reached(fp.Target("grad_norm", target, hold=0))
+    assert run.reached(asked)
     assert not run.reached("grad_norm:1e-12,hold=0")
-    with pytest.raises(InputError, match="no column 'norm'"):
-        run["norm"]
+    assert "no column 'norm'" in refusal(run.cost, "norm")
     for goal in (target, 1e-12):  # whether the target is reached or not
-        with pytest.raises(InputError, match="did you mean 'bytes_up'"):
-            run.cost_to(fp.Target("grad_norm", goal, hold=0), "bytesup")
-        with pytest.raises(InputError, match="did you mean 'bytes'"):
-            run.cost_to(fp.Target("grad_norm", goal, hold=0), "byte")
+        for word, meant in (("bytesup", "'bytes_up'"), ("byte", "'bytes'")):
+            said = refusal(run.cost_to, fp.Target("grad_norm", goal, hold=0), word)
+            assert f"did you mean {meant}" in said
 
 
 def test_pandas(runs):
@@ -341,16 +318,12 @@ def test_files_of_every_kind(runs, tmp_path):
     for suffix in ("png", "pdf", "svg"):
         plots.plot(runs, tmp_path / f"figure.{suffix}")
         assert (tmp_path / f"figure.{suffix}").stat().st_size > 5000
-    with pytest.raises(fp.InputError, match="nope"):
-        plots.plot(runs, tmp_path / "figure.nope")
+    assert "nope" in refusal(plots.plot, runs, tmp_path / "figure.nope")
     for nothing in ([], fp.History(), [fp.History()]):
-        with pytest.raises(fp.InputError, match="no histories"):
-            plots.plot(nothing, tmp_path / "none.png")
+        assert "no histories" in refusal(plots.plot, nothing, tmp_path / "none.png")
     for quantiles in ((-1, 3), (0.9, 0.1)):
-        with pytest.raises(fp.InputError, match="quantiles"):
-            plots.curves(runs, quantiles=quantiles)
-    with pytest.raises(fp.InputError, match="no record"):
-        fp.History().last("loss")
+        assert "quantiles" in refusal(plots.curves, runs, quantiles=quantiles)
+    assert "no record" in refusal(fp.History().last, "loss")
 
 
 def test_summary_and_page(runs, tmp_path):

@@ -42,10 +42,6 @@ def test_workers_end_when_their_command_is_killed(tmp_path):
     torture.orphan_workers(tmp_path, random.Random(0), ["compare", "study"], say=quiet)
 
 
-def test_changed_bits_are_noticed(tmp_path):
-    torture.flip_bits(tmp_path, random.Random(0), flips=120, say=quiet)
-
-
 def test_force_is_refused_over_a_live_command(tmp_path):
     torture.force_live(tmp_path, ["compare"], say=quiet)
 
