@@ -67,12 +67,11 @@ def axes_of(
     if only is not None:
         axes = {name: axis for name, axis in axes.items() if name in only}
     for name, values in codec_choices(entrant).items():
-        axes[name] = Axis(name, values, 0, ordered=False)
+        axes[name] = Axis(name, values, 0, is_ordered=False)
     if "step" in axes:
         step = axes["step"]
-        places = range(step.first, step.last + 1)
-        near = [abs(math.log(float(step.at(i)) / method.effective_step)) for i in places]
-        axes["step"] = replace(step, start=places[near.index(min(near))])
+        near = [abs(math.log(float(value) / method.effective_step)) for value in step.values]
+        axes["step"] = replace(step, start=near.index(min(near)))
     return axes
 
 
@@ -121,12 +120,12 @@ def tuned(
     with contextlib.suppress(SearchEnded):
         search.run()
     point = start if search.incumbent is None else search.incumbent
-    winner = search.candidate(point)
+    winner = search.method_at(point)
     pairs = zip(axes.values(), point, strict=True)
     found = {
         "key": key,
         "settings": settings(winner),
-        "words": ", ".join(f"{axis.name} {_word(axis.at(index))}" for axis, index in pairs),
+        "words": ", ".join(f"{axis.name} {_word(axis.values[index])}" for axis, index in pairs),
         "local_optimum": search.is_local_optimum,
         "runs": trials.done + trials.reused,
     }

@@ -30,8 +30,9 @@ from fedpage.runs.config import ProblemConfig
 from fedpage.studies.search import CAP, Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.statistics import CostSample
-from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials
-from fedpage.studies.tuning import Tuning, coordinate, make_question, tune
+from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, ask
+from fedpage.studies.tuning import limit_runs, tune
+from fedpage.studies.tuning_result import Tuning, coordinate
 
 SEEDS = 10
 """Seeds of a comparison in the search, as in `tune`."""
@@ -188,13 +189,13 @@ class Box:
     @staticmethod
     def _range(axis: Axis) -> tuple[int, int]:
         indices = 12 if axis.name == "step" else 6
-        if not axis.ordered:
+        if not axis.is_ordered:
             return 0, len(axis.values) - 1
-        return max(axis.first, axis.start - indices), min(axis.last, axis.start + indices)
+        return axis.move(axis.start, -indices), axis.move(axis.start, indices)
 
     def score(self, point: tuple[int, ...], best: list[float], trials: Trials) -> float:
         """Return the mean log of the cost over the best's; stop early where it is worse."""
-        candidate = self.search.candidate(point)
+        candidate = self.search.method_at(point)
         if candidate is None:
             return 5.0
         ratios: list[float] = []
@@ -248,11 +249,11 @@ def propose(
             study.tell(asked, ratio + level)
         if ratio < 0 and point != incumbent:
             incumbent = point
-            candidate = box.search.candidate(point)
+            candidate = box.search.method_at(point)
             done = trials.run([(candidate, s, math.inf) for s in range(SEEDS)])
             level += ratio if any(map(math.isfinite, costs)) else 0.0
             costs = [trial.cost for trial in done]
-    return box.search.candidate(incumbent), trials.done
+    return box.search.method_at(incumbent), trials.done
 
 
 def compare(repeats: int, only: str) -> None:
@@ -270,7 +271,7 @@ def compare(repeats: int, only: str) -> None:
             method = default_method(entry, {}, problem)
         axes = search_space(method, problem)
         options: dict[str, Any] = {"target": contest.target, "cost": contest.cost, "rounds": 500}
-        question = make_question(problem, method, **options)
+        question = limit_runs(ask(problem, **options, record_every=10), problem, method)
         began = time.perf_counter()
         found = tune(problem, method, fixed=(), codecs=False, held_out_seeds=20, **options)
         line(contest, axes, "one axis at a time", found.runs - 20, found.first.sample, began)

@@ -30,7 +30,7 @@ import traceback
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -61,7 +61,7 @@ from fedpage.runs.store import RunStore
 from fedpage.studies.claims import UNDECIDED, judge
 from fedpage.studies.grid import StudyConfig
 from fedpage.studies.study import Study
-from fedpage.studies.trials import Trial, TrialStore
+from fedpage.studies.trials import Trial, append_trial, read_trials
 
 SECONDS = 10.0
 MEMORY = 1 << 30
@@ -370,18 +370,6 @@ def scratch(name: str) -> Path:
     return _scratch / f"{SOURCE}-{name}"
 
 
-def slow_number(value: Any) -> float:
-    if type(value) is str:
-        if value not in ("inf", "-inf", "nan"):
-            raise ValueError
-        return float(value)
-    if type(value) not in (int, float, bool):
-        raise ValueError
-    if type(value) is not float and abs(value) >= 2**1024 - 2**970:
-        raise ValueError
-    return +value
-
-
 def check_history(found: History) -> None:
     """Check that a history that was read can be used."""
     assert isinstance(found.label, str)
@@ -456,57 +444,44 @@ JSON_ONCE = (
 
 # --- the trials of a search -----------------------------------------------------------------------
 
-QUESTION = {"target": 0.01}
 METHOD = FedAvg(S=2)
 
 
-def slow_store(data: bytes, key: str) -> dict[tuple[str, int], Trial]:
+def slow_trials(data: bytes) -> dict[str, Trial]:
     known = {}
     for line in (
         data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     ):
         try:
             entry = json.loads(line)
-            if type(entry) is not dict or entry["question"] != key:
-                continue
             body = {name: value for name, value in entry.items() if name != "digest"}
             text = json.dumps(body, sort_keys=True).encode()
-            if entry["digest"] != hashlib.sha256(text).hexdigest():
-                continue
-            types = {"key": str, "seed": int, "rounds": int}
-            types |= {"diverged": bool, "capped": bool, "at_end": bool}
-            if any(type(entry[name]) is not kind for name, kind in types.items()):
-                continue
-            numbers = [entry[name] for name in ("cost", "best", "spent", "value")]
-            if any(type(number) not in (int, float) for number in numbers):
-                continue
-            cost, best, spent, value = map(slow_number, numbers)
-            if cost >= 0 and spent >= 0 and not math.isnan(best):
-                rest = entry["diverged"], spent, entry["rounds"], entry["capped"]
-                trial = Trial(cost, best, *rest, value, entry["at_end"])
-                known[entry["key"], entry["seed"]] = trial
-        except (ValueError, KeyError, RecursionError):
+            if entry["digest"] == hashlib.sha256(text).hexdigest():
+                known[entry["key"]] = Trial(**entry["trial"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return known
 
 
-def check_store(data: bytes) -> None:
+def check_trials(data: bytes) -> None:
     path = scratch("trials.jsonl")
     path.write_bytes(data)
-    store = TrialStore(path, QUESTION)
-    assert store._trials == slow_store(data, store._key)
+    assert read_trials(path) == slow_trials(data)
     if zlib.crc32(data) % 64 == 0:  # a trial can be stored after any content
-        trial = Trial(3.0, 0.5, False, 4.0, 30, False)
-        store.put(METHOD, 7, trial)
-        assert TrialStore(path, QUESTION).get(METHOD, 7) == trial
+        trial = Trial(3.0, 0.5, 4.0, 30, False)
+        append_trial(path, {"key": "one", "trial": asdict(trial)})
+        assert read_trials(path)["one"] == trial
 
 
-def store_seeds() -> tuple[bytes, ...]:
+def trial_seeds() -> tuple[bytes, ...]:
     path = scratch("seed-trials.jsonl")
     path.unlink(missing_ok=True)
-    store = TrialStore(path, QUESTION)
-    store.put(METHOD, 0, Trial(12.0, 0.004, False, 13.0, 20, False))
-    store.put(METHOD, 1, Trial(math.inf, 0.2, True, 9.0, 7, True))
+    for key, trial in {
+        "one": Trial(12.0, 0.004, 13.0, 20, False),
+        "two": Trial(math.inf, 0.2, 9.0, 7, True),
+    }.items():
+        about = {"method": describe_method(METHOD), "seed": 0}
+        append_trial(path, {"key": key, "trial": asdict(trial), **about})
     whole = path.read_bytes()
     path.unlink()
     return whole, whole[:-30], whole.replace(json.dumps(describe_method(METHOD)).encode(), b"{}")
@@ -650,7 +625,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "study": toml(check_study, (*[SMALL_STUDY] * 10, *read_package_studies())),
         "jsonl": Target(check_jsonl, history_seeds(".jsonl"), JSON_WORDS, once=JSON_ONCE, share=30),
         "csv": Target(check_csv, history_seeds(".csv"), JSON_WORDS, once=JSON_ONCE, share=20),
-        "trials": Target(check_store, store_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),
+        "trials": Target(check_trials, trial_seeds(), JSON_WORDS, once=JSON_ONCE, share=20),
         "checkpoint": Target(check_checkpoint, checkpoint_seeds(), share=40),
         "run": toml(check_run, ((killed_run() / "run.toml").read_bytes(),)),
         "faults": toml(check_faults, FAULTS_SEEDS),

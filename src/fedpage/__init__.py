@@ -122,7 +122,8 @@ if TYPE_CHECKING:
     from fedpage.studies.ranks import plot_critical_difference, rank_over_problems
     from fedpage.studies.study import Study
     from fedpage.studies.sweep import sweep
-    from fedpage.studies.tuning import Tuning, choose, tune
+    from fedpage.studies.tuning import choose, tune
+    from fedpage.studies.tuning_result import Tuning
     from fedpage.testing import check_method
 
     report: Report
@@ -150,7 +151,8 @@ _EXPORTS = {
     "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
     "fedpage.studies.ranks": "plot_critical_difference rank_over_problems",
-    "fedpage.studies.tuning": "Tuning choose tune",
+    "fedpage.studies.tuning": "choose tune",
+    "fedpage.studies.tuning_result": "Tuning",
     "fedpage.engine.stopping": "Stop",
     "fedpage.core.target": "Target",
     "fedpage.report.partition_plot": "plot_partition",

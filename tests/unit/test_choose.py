@@ -6,7 +6,7 @@ import re
 import time
 import tomllib
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,17 +19,15 @@ from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
 from fedpage.methods.registry import describe_method
 from fedpage.studies import halving
-from fedpage.studies.halving import list_candidates
-from fedpage.studies.statistics import CostSample, ranking
-from fedpage.studies.trials import Question, Trials, parse_budget, resolve_target
-from fedpage.studies.tuning_page import write_page
-from fedpage.theory import reference
+from fedpage.studies.candidates import list_candidates
+from fedpage.studies.statistics import CostSample
+from fedpage.studies.trials import Question, Trials, parse_budget
+from fedpage.studies.tuning_result import write_page
 
-HOUR = "1h"
-SMALL = {"seeds": 2, "held_out_seeds": 6, "budget": HOUR}
+SMALL = {"seeds": 2, "held_out_seeds": 6, "budget": "1h"}
 COMMAND = (
     "choose", "--data", "census:rows=200", "--clients", "20", "--objective", "logistic-l2",
-    "--seeds", "2", "--held-out-seeds", "5", "--jobs", "1", "--budget", HOUR,
+    "--seeds", "2", "--held-out-seeds", "5", "--jobs", "1", "--budget", "1h",
 )  # fmt: skip
 
 
@@ -39,9 +37,22 @@ def problem():
 
 
 @pytest.fixture(scope="module")
-def choice(problem):
-    names = ["saga", "page"]
-    return fp.choose(problem, target=0.02, cost="clients", methods=names, **SMALL)
+def robust():
+    return fp.RobustRegression(fp.load("census", rows=100), clients=10)
+
+
+@pytest.fixture(scope="module")
+def choose(problem):
+    def call(*methods: Any, target: float = 0.05, cost: str = "clients", **more: Any) -> fp.Tuning:
+        words = {"methods": methods, "target": target, "cost": cost, **SMALL, **more}
+        return fp.choose(problem, **words)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def choice(choose):
+    return choose("saga", "page", target=0.02)
 
 
 def quadratic(spread: float) -> fp.Quadratic:
@@ -53,34 +64,21 @@ def quadratic(spread: float) -> fp.Quadratic:
 
 @dataclass(frozen=True)
 class Planted(fp.PAGE):
-    """PAGE that knows the minimiser and goes there in its first round."""
+    """PAGE that knows the minimiser of `quadratic(1.0)` and goes there in its first round."""
 
     name: ClassVar[str] = "Planted"
 
     def server(self, state, replies):
         new = super().server(state, replies)
-        return new._replace(x=0.0 * new.x + OPTIMUM[0]) if len(OPTIMUM) else new
-
-
-OPTIMUM: list[np.ndarray] = []
+        return new._replace(x=0.0 * new.x + quadratic(1.0).x_star)
 
 
 # --- the search -----------------------------------------------------------------------------------
 
 
 def test_a_planted_winner_is_found():
-    quad = quadratic(1.0)
-    OPTIMUM[:] = [quad.x_star]
-    try:
-        found = fp.choose(
-            quad,
-            target=1e-6,
-            cost="clients",
-            methods=[fp.SCAFFOLD(S=5, K=2), Planted(S=2)],
-            **SMALL,
-        )
-    finally:
-        OPTIMUM.clear()
+    methods = [fp.SCAFFOLD(S=5, K=2), Planted(S=2)]
+    found = fp.choose(quadratic(1.0), target=1e-6, cost="clients", methods=methods, **SMALL)
     assert found.recommended.label == "Planted"
     assert found.recommended.sample.reached == 6
     assert not found.ranking[1].is_tied
@@ -91,37 +89,46 @@ def test_a_planted_winner_is_found():
 
 def test_a_method_that_must_use_small_steps_is_told_apart():
     """FedAvg has a bias that only shrinks with its local step, where clients differ."""
-    found = fp.choose(
-        quadratic(3.0), target=1e-5, cost="rounds", methods=["fedexp", "page"], **SMALL
-    )
-    assert [each.label for each in found.ranking] == ["PAGE", "FedExP"]
-    assert not found.ranking[1].is_tied
+    methods = ["fedexp", "page"]
+    found = fp.choose(quadratic(3.0), target=1e-5, cost="rounds", methods=methods, **SMALL)
+    assert [(each.label, each.is_tied) for each in found.ranking] == [
+        ("PAGE", True), ("FedExP", False),
+    ]  # fmt: skip
 
 
-def test_methods_that_cost_about_the_same_are_tied(problem):
+def test_methods_that_cost_about_the_same_are_tied(choose):
     """FedProx with a tiny mu is FedAvg up to the seventh digit."""
-    start = fp.FedProx(S=4, mu=1e-7)
-    found = fp.choose(
-        problem, target=0.05, cost="clients", methods=[start, fp.FedAvg(S=4)], **SMALL
-    )
+    found = choose(fp.FedProx(S=4, mu=1e-7), fp.FedAvg(S=4))
     assert [each.is_tied for each in found.ranking] == [True, True]
     other = next(f.label for f in found.ranking if f is not found.recommended)
     assert f"{other} is tied with it: 6 held-out seeds do not tell them apart" in found.reason
 
 
-def test_equal_methods_are_searched_once(problem):
-    found = fp.choose(
-        problem, target=0.05, cost="clients", methods=["page", "pp-marina"], codecs=False, **SMALL
-    )
+def test_equal_methods_are_searched_once(choose):
+    found = choose("page", "pp-marina", codecs=False)
+    (left,) = found.eliminated
     assert len(found.ranking) == 1
-    assert found.eliminations() == [f"The same as {found.first.label} here: "
-                                  f"{found.eliminated[0].candidate.label} (1.0x)."]  # fmt: skip
+    assert found.eliminations() == [f"The same as {found.first.label} here: {left.label} (1.0x)."]
 
 
-def test_a_search_repeats(choice, problem):
-    names = ["saga", "page"]
-    again = fp.choose(problem, target=0.02, cost="clients", methods=names, **SMALL)
+def test_only_the_best_and_the_best_without_states_reach_the_evaluation(choose, monkeypatch):
+    stages = [stage._replace(methods=1) for stage in halving._STAGES]
+    monkeypatch.setattr(halving, "_STAGES", stages)
+    names = ["saga", "scaffold", "fedexp", "fedavg"]
+    found = choose(*names, target=0.02)
+    assert [each.candidate.is_stateless for each in found.ranking] == [False, True]
+    assert {each.name for each in (*found.ranking, *found.eliminated)} == set(names)
+    costs = [each.times for each in found.eliminated]
+    assert costs == sorted(costs)
+
+
+def test_a_finished_search_repeats_and_is_read_from_its_store(choice, choose, tmp_path):
+    words = {"target": 0.02, "store": tmp_path / "t"}
+    again = choose("saga", "page", **words)
     assert replace(again, seconds=0.0) == replace(choice, seconds=0.0)
+    stored = choose("saga", "page", **words)
+    assert again.runs >= stored.reused > stored.runs == 0
+    assert stored.ranking == again.ranking
 
 
 def test_table_and_report_show_the_runs_on_held_out_seeds(choice, problem, tmp_path):
@@ -138,64 +145,40 @@ def test_table_and_report_show_the_runs_on_held_out_seeds(choice, problem, tmp_p
     assert [run.ends_at(0.02) for run in runs] == [True] * len(runs)
     heading, rows = choice.rows()
     assert rows[0][heading.index("end at target")] == "6/6"
-    text = write_page(choice, tmp_path / "page.html", "Title").read_text()
-    assert f"{first.sample.text()}" in text
+    assert first.sample.text() in write_page(choice, tmp_path / "page.html", "Title").read_text()
 
 
-def test_a_method_without_codecs_is_named(problem):
-    named = fp.choose(problem, target=0.05, methods=["page", "dane"], **SMALL)
-    assert "DANE has no codec in at least one direction" in named.effort
-    plain = fp.choose(problem, target=0.05, methods=["page", "dane"], cost="rounds", **SMALL)
-    assert "codec" not in plain.effort
+def test_codecs_are_searched_where_bytes_count_and_a_method_without_them_is_named(choose):
+    found = choose("page", "dane", cost="bytes")
+    assert "DANE has no codec in at least one direction" in found.effort
+    page = next(each for each in found.ranking if each.label == "PAGE")
+    assert describe_method(page.method)["up"] != "none"
+    assert "codec" not in choose("page", "dane", cost="rounds").effort
 
 
-def test_a_method_that_never_arrives_is_not_tied():
-    reached, failed = CostSample((1.0, 2.0, 3.0)), CostSample((float("inf"),) * 3)
-    assert [place.is_tied for place in ranking({"a": reached, "b": failed})] == [True, False]
-    some = CostSample((float("inf"), 1.5, 2.5))
-    assert [place.is_tied for place in ranking({"a": reached, "b": some})] == [True, True]
-
-
-def test_the_target_is_recorded_often_enough(problem):
+def test_the_target_is_recorded_often_enough(choose):
     """A method that needs a handful of rounds is evaluated with a record in every round."""
-    found = fp.choose(problem, target=0.1, cost="rounds", methods=["dane", "vrl-sgd"], **SMALL)
+    found = choose("dane", "vrl-sgd", target=0.1, cost="rounds")
     assert found.question.record_every == 1
     assert all(cost == int(cost) for cost in found.first.sample.costs)
 
 
-def test_defaults_are_kept_unless_tuning_saves_a_tenth(problem, monkeypatch):
+def test_defaults_are_kept_unless_tuning_saves_a_tenth(choose, monkeypatch):
     """With a threshold that no tuning meets, a method without step sizes keeps its defaults."""
     monkeypatch.setattr(halving, "DEFAULTS", 0.999)
-    found = fp.choose(problem, target=0.02, cost="clients", methods=["secantpage"], **SMALL)
+    found = choose("secantpage", target=0.02)
     assert found.method == fp.SecantPAGE(S=10)
     assert "with the defaults and without tuning" in found.reason
 
 
-def test_time_cuts_the_search_and_says_so(problem, monkeypatch):
+def test_time_cuts_the_search_and_says_so(choose, monkeypatch):
     """With a clock that ticks at each look, the cut is the same every time."""
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: 0.1 * next(ticks))
-    found = fp.choose(
-        problem,
-        target=0.02,
-        cost="clients",
-        methods=["fedavg", "page"],
-        seeds=2,
-        held_out_seeds=20,
-        budget=15,
-    )
-    assert 5 <= len(found.held_out_seeds) < 20
+    found = choose("fedavg", "page", target=0.02, held_out_seeds=20, budget=15)
+    assert 6 <= len(found.held_out_seeds) < 20
     assert f"the evaluation to {len(found.held_out_seeds)} held-out seeds" in found.cut
     assert "more time may change the result" in found.effort
-
-
-def test_a_finished_search_is_read_from_its_store(problem, tmp_path):
-    asked = dict(target=0.05, cost="clients", methods=["page"], store=tmp_path / "t", **SMALL)
-    first = fp.choose(problem, **asked)
-    again = fp.choose(problem, **asked)
-    assert first.runs > 0
-    assert again.runs == 0
-    assert again.ranking == first.ranking
 
 
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
@@ -203,7 +186,7 @@ def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):
     (candidate,), _ = list_candidates(problem, methods=["secantpage"], codecs=True)
     question = Question(fp.Target("grad_norm", 0.05, hold=0), Cost.parse("bytes"))
     contender = halving.Contender(Trials(problem, question), candidate, True)
-    assert [str(contender.search.candidate(point).up) for point in contender.design] == [
+    assert [str(contender.method_at(point).up) for point in contender.design] == [
         "natural", "natural", "natural", "float16",
     ]  # fmt: skip
 
@@ -221,14 +204,10 @@ def test_every_registered_method_but_variants_is_a_candidate(problem):
     assert "all clients in every round" in notes["vrl-sgd"]
 
 
-def test_assumptions_that_do_not_hold_are_said():
-    robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
-    candidates, _ = list_candidates(robust, methods=["dane", "svrp"])
-    assert ["heuristic here, because it assumes convexity" in e.notes for e in candidates] == [
-        True,
-        False,
-    ]
-    assert "heuristic here, because it assumes strong convexity" in candidates[1].notes
+def test_assumptions_that_do_not_hold_are_said(robust):
+    dane, svrp = list_candidates(robust, methods=["dane", "svrp"])[0]
+    assert "heuristic here, because it assumes convexity" in dane.notes
+    assert "heuristic here, because it assumes strong convexity" in svrp.notes
 
 
 def test_stateless_leaves_out_client_states(problem):
@@ -237,15 +216,12 @@ def test_stateless_leaves_out_client_states(problem):
     assert left_out["scaffold"] == "its clients keep a state"
 
 
-def test_codecs_are_used_where_bytes_count(problem):
+def test_methods_start_with_the_codecs_that_they_take(problem):
     plain, _ = list_candidates(problem, methods=["page", "ef21", "saga"])
     coded, _ = list_candidates(problem, methods=["page", "ef21", "saga"], codecs=True)
     settings = [describe_method(candidate.method) for candidate in (*plain, *coded)]
-    assert [each["up"] for each in settings[:3]] == ["none"] * 3
-    assert [each["up"] for each in settings[3:]] == ["natural", "natural", "float32"]
+    assert [each["up"] for each in settings] == ["none"] * 3 + ["natural", "natural", "float32"]
     assert [each["down"] for each in settings[3:]] == ["float32"] * 3
-    found = fp.choose(problem, target=0.05, cost="bytes", methods=["page"], **SMALL)
-    assert describe_method(found.method)["up"] != "none"
 
 
 def test_the_one_that_asks_less_is_recommended_among_tied(choice):
@@ -258,23 +234,16 @@ def test_the_one_that_asks_less_is_recommended_among_tied(choice):
     assert f"Without client states: PAGE, {page.sample.text()}." in apart.reason
 
 
-def test_a_method_that_does_not_reach_the_target_is_not_recommended_for_asking_less(choice):
+@pytest.mark.parametrize(("costs", "name"), [((1.0, 2.0), "saga"), ((1.0, np.inf), "page")])
+def test_a_method_that_fails_is_not_recommended_for_asking_less(choice, costs, name):
     """Two seeds never tell methods apart, so one that asks less would win by failing."""
     saga, page = sorted(choice.ranking, key=lambda each: each.name, reverse=True)
-    failed = CostSample((1.0, float("inf")))
-    page = replace(page, is_tied=True, sample=failed)
-    saga = replace(saga, is_tied=True, sample=CostSample((1.0, 2.0)))
-    assert replace(choice, ranking=(saga, page)).recommended.name == "saga"
-    saga = replace(saga, sample=failed)
-    assert replace(choice, ranking=(saga, page)).recommended.name == "page"
+    page = replace(page, is_tied=True, sample=CostSample((1.0, np.inf)))
+    saga = replace(saga, is_tied=True, sample=CostSample(costs))
+    assert replace(choice, ranking=(saga, page)).recommended.name == name
 
 
 # --- what is refused ------------------------------------------------------------------------------
-
-
-def test_an_unreachable_target_says_the_best_value(problem):
-    with pytest.raises(InputError, match=r"no method reached gradient norm 1e-12; the best was \d"):
-        fp.choose(problem, target=1e-12, methods=["fedavg"], rounds=40, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -283,33 +252,33 @@ def test_an_unreachable_target_says_the_best_value(problem):
         ({"target": 0.0}, "above 0"),
         ({"target": "acuracy:0.1"}, "not recorded"),
         ({"target": 100.0}, "reached before the first round"),
-        ({"target": 0.1, "budget": "5x"}, "a time such as 60s"),
-        ({"target": 0.1, "budget": "100"}, "a time such as 60s"),
-        ({"target": 0.1, "methods": ["fedpge"]}, "did you mean 'fedpage'"),
-        ({"target": 0.1, "methods": ["page", "page"]}, "named twice"),
-        ({"target": 0.1, "methods": "page"}, "a list of methods"),
-        ({"target": 0.1, "methods": [3]}, "neither a method"),
-        ({"target": 0.1, "cost": "seconds"}, "at least one of latency"),
-        ({"target": 0.1, "cost": "byte"}, "is not a cost"),
-        ({"target": 0.1, "held_out_seeds": 0}, "held_out_seeds"),
-        ({"target": 0.1, "held_out_seeds": 5}, "at least 6"),
-        ({"target": 0.1, "held_out_seeds": 3, "methods": ["page", "saga"]}, "at least 4"),
-        ({"target": 0.1, "methods": ["scaffold"], "stateless": True}, "its clients keep a state"),
+        ({"target": "gap:0"}, "above 0"),
+        ({"budget": "5x"}, "a time such as 60s"),
+        ({"methods": ["fedpge"]}, "did you mean 'fedpage'"),
+        ({"methods": ["page", "page"]}, "named twice"),
+        ({"methods": "page"}, "a list of methods"),
+        ({"methods": [3]}, "neither a method"),
+        ({"methods": ["scaffold"], "stateless": True}, "its clients keep a state"),
+        ({"cost": "seconds"}, "at least one of latency"),
+        ({"cost": "byte"}, "is not a cost"),
+        ({"seeds": 0}, "seeds"),
+        ({"held_out_seeds": 0}, "held_out_seeds"),
+        ({"held_out_seeds": 5}, "at least 6"),
+        ({"held_out_seeds": 3, "methods": ["page", "saga"]}, "at least 4"),
+        (
+            {"target": 1e-12, "methods": ["fedavg"], "rounds": 40, **SMALL},
+            r"no method reached gradient norm 1e-12; the best was [\d.e-]+, by FedAvg; allow more "
+            "rounds",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_refused_in_one_line(problem, words, what):
     with pytest.raises(InputError, match=what) as error:
-        fp.choose(problem, **words)
+        fp.choose(problem, **{"target": 0.1, **words})
     assert "\n" not in str(error.value)
 
 
-def test_a_gap_is_a_loss_above_the_minimum(problem):
-    target = resolve_target(problem, "gap:0.01")
-    assert target.column == "loss"
-    assert target.value == pytest.approx(reference(problem).loss + 0.01, abs=1e-9)
-    robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
-    with pytest.raises(InputError, match="convex objectives only"):
-        resolve_target(robust, "gap:0.01")
+def test_a_budget_is_a_time():
     assert parse_budget("2m") == parse_budget(120)
     assert parse_budget(0.4) == 0.4
     for wrong in (0, -1.0, float("nan"), float("inf"), None, "5", "-5s"):
@@ -336,13 +305,14 @@ def test_the_recommended_settings_are_written(run, tmp_path):
 
 
 def test_the_app_is_what_flower_needs(run, tmp_path):
-    words = ("--target", "0.05", "--cost", "bytes", "--methods", "page")
+    words = ("--target", "gap:0.01", "--cost", "bytes", "--methods", "page")
     code, out, _ = run(*COMMAND, *words, "--out", "found")
     assert code == 0
     assert "flwr run found/app fl" in out
     text = (tmp_path / "found" / "app" / "pyproject.toml").read_text()
     config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert (config.method, config.clients, config.target) == ("page", 20, "0.05")
+    assert (config.method, config.clients) == ("page", 20)
+    assert str(config.target).startswith("loss:0.")  # an app does not know the minimum
     assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
     method = describe_method(build_method(config))
     hyper = read_run_command(tmp_path / "found", []).method.hyper
@@ -356,26 +326,16 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
     [
         (("--target", "x"), "expected a number or column:number"),
         (("--target", "acuracy:0.9"), "did you mean 'accuracy'"),
+        (("--target", "accuracy:90"), "accuracy is at most 1"),
+        (("--target", "gap:0"), "above 0"),
+        (("--target", "9.0"), "reached before the first round"),
         (("--budget", "soon"), "a time such as 60s"),
         (("--methods", ","), "no method is named"),
         (("--methods", "sgd"), "unknown method"),
         (("--cost", "money"), "--cost"),
         (("--held-out-seeds", "0"), "--held-out-seeds"),
-        (("--target", "gap:0"), "above 0"),
-        (("--target", "9.0"), "reached before the first round"),
+        (("--held-out-seeds", "3"), "at least 6"),
     ],
 )
 def test_wrong_options_are_refused(refused, words, what):
     refused((*COMMAND, *words), what)
-
-
-def test_nothing_reached_is_one_clear_line(run):
-    words = ("--target", "1e-13", "--methods", "fedavg", "--rounds", "30")
-    code, _, err = run(*COMMAND, *words)
-    assert code == 2
-    line = err.rstrip("\n").split("\n")[-1]
-    assert re.fullmatch(
-        r"fedpage: no method reached gradient norm 1e-13; the best was [\d.e-]+, by FedAvg; "
-        r"allow more rounds, or choose an easier target",
-        line,
-    )

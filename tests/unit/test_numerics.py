@@ -377,8 +377,8 @@ def test_constants_of_degenerate_data(kind, name, monkeypatch):
             assert 0 < fp.FedPAGE.from_theory(problem, S=problem.N, K=K).eta_g < math.inf
     steps = search_space(method, problem)["step"]  # without L: around the method's own step
     assert all(0 < step < math.inf for step in steps.values)
-    assert steps.at(-5) < steps.values[0]
-    assert steps.values[-1] < steps.at(len(steps.values) + 5)
+    assert steps.start > 5
+    assert len(steps.values) > steps.start + 5
 
 
 @pytest.mark.parametrize("size", [1e-100, 1e-80, 1e80, 1e100])

@@ -78,7 +78,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Theory, planning, tuning",
         "Theorems as functions, the planner, the search for hyper-parameters, and choose.",
         [
-            "theory", "theory.planner", "studies.plan", "studies.tuning",
+            "theory", "theory.planner", "studies.plan", "studies.tuning", "studies.tuning_result",
+            "studies.candidates",
         ],
     ),
     "statistics": (

@@ -12,6 +12,7 @@ from fedpage.cli.common import (
     check_count,
     check_target,
     continues,
+    follow,
     parse_cost,
     prepare_out,
     read_devices,
@@ -34,7 +35,7 @@ from fedpage.runs.config import ProblemConfig
 if TYPE_CHECKING:
     from fedpage.flower.config import AppConfig
     from fedpage.problems import LinearModel
-    from fedpage.studies.tuning import Tuning
+    from fedpage.studies.tuning_result import Tuning
 
 
 @with_json
@@ -97,22 +98,19 @@ def choose(
     """
     import os
 
-    from fedpage.callbacks.progress import progress_bars
-    from fedpage.engine.devices import check_time
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
-    from fedpage.studies import tuning
-    from fedpage.studies.trials import parse_budget, resolve_target
+    from fedpage.studies.tuning import choose as search_methods
+    from fedpage.studies.tuning_result import write_page
 
     goal = Target.parse(target)
     check_count("--rounds", rounds, high=10_000_000)
     check_count("--seeds", seeds)
     check_count("--held-out-seeds", held_out_seeds)
-    check_time(parse_cost(cost), read_devices(devices))
-    parse_budget(budget)
+    parse_cost(cost)
     problem, objective = build.open_problem(build.record_target(problem, goal))
-    goal = resolve_target(objective, goal)
-    check_target(objective, goal)
+    if goal.column != "gap":
+        check_target(objective, goal)
     names = (
         None if methods is None else [name for word in methods.split(",") if (name := word.strip())]
     )
@@ -123,13 +121,8 @@ def choose(
     place = Path("runs/choose") if out is None else out
     prepare_out(place, force or out is None or (place / "trials.jsonl").exists(), report)
     print_problem(problem, objective)
-    with DirectoryLock(place), continues(place), progress_bars() as bars:
-        task = bars.add_task("choose", total=None)
-
-        def progress(done: int, total: int | None, note: str) -> None:
-            bars.update(task, completed=done, total=total or None, note=note)
-
-        found = tuning.choose(
+    with DirectoryLock(place), continues(place), follow("choose") as progress:
+        found = search_methods(
             objective, target=goal, cost=cost, budget=budget, methods=names,
             stateless=stateless, codecs=codecs, rounds=rounds, seeds=seeds,
             held_out_seeds=held_out_seeds, jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
@@ -138,7 +131,8 @@ def choose(
     _print_ranking(found)
     chosen = found.recommended
     settings = RunConfig(
-        rounds=2 * chosen.rounds, record_every=found.question.record_every, target=goal,
+        rounds=2 * chosen.rounds, record_every=found.question.record_every,
+        target=found.question.target,
         devices=devices, stop=True,
     )  # fmt: skip
     command = write_run_command(place / "run.toml", chosen.name, chosen.method, problem, settings)
@@ -149,8 +143,6 @@ def choose(
         _write_app(problem, found, objective, place / "app")
     pages = [path for path in (report, None if out is None else out / "report.html") if path]
     for path in pages:
-        from fedpage.studies.tuning_page import write_page
-
         title = f"The cheapest method on {objective.data.name}, {objective.N:,} clients"
         print(f"Report: {write_page(found, path, title, command)}")
     return {
@@ -170,9 +162,7 @@ def choose(
             }
             for each in found.ranking
         ],
-        "eliminated": [
-            {"name": each.candidate.name, "reason": each.reason} for each in found.eliminated
-        ],
+        "eliminated": [{"name": each.name, "reason": each.eliminated} for each in found.eliminated],
         "left_out": found.left_out,
         "codecs": found.codecs,
         "reason": found.reason,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -338,3 +338,23 @@ def continues(out: Path | None) -> Iterator[None]:
         raise Interrupted(
             f"interrupted; the same command continues with the finished runs in {out}"
         ) from None
+
+
+@contextmanager
+def follow(name: str) -> Iterator[Callable[[int, int | None, str], None]]:
+    """Show a progress bar from the first call of the function on, which updates it."""
+    from fedpage.callbacks.progress import progress_bars
+
+    bars = progress_bars()
+
+    def update(done: int, total: int | None, note: str) -> None:
+        if not bars.task_ids:
+            bars.add_task(name, total=None)
+            bars.start()
+        bars.update(bars.task_ids[0], completed=done, total=total, note=note)
+
+    try:
+        yield update
+    finally:
+        if bars.task_ids:
+            bars.stop()

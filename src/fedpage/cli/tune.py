@@ -12,9 +12,9 @@ import typer
 
 from fedpage.cli.common import (
     check_count,
-    check_runs,
     check_target,
     continues,
+    follow,
     parse_cost,
     prepare_out,
     read_devices,
@@ -39,7 +39,7 @@ from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values
 if TYPE_CHECKING:
     from fedpage.core.types import HyperParameter
     from fedpage.methods import MethodEntry
-    from fedpage.studies.tuning import Tuning
+    from fedpage.studies.tuning_result import Tuning
 
 SHOWN = 8
 """The candidates of the search that are printed."""
@@ -95,13 +95,12 @@ def tune(
     Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
     may cost as much as --rounds rounds of the method.
     """
-    from fedpage.callbacks.progress import progress_bars
     from fedpage.methods.fair import default_method
     from fedpage.report.search_plot import search_panels
     from fedpage.runs import build
     from fedpage.runs.lock import DirectoryLock
-    from fedpage.studies import tuning
-    from fedpage.studies.trials import parse_budget
+    from fedpage.studies.tuning import tune as search_settings
+    from fedpage.studies.tuning_result import write_page
 
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
@@ -117,28 +116,17 @@ def tune(
             f"--record-every must be a whole number of at least 1, not {short_repr(every)}, "
             "so that the costs of candidates are equally exact"
         )
-    counts = {"--rounds": run.rounds, "--record-every": every}
-    costs, devices = link.costs(), read_devices(run.devices)
     check_target(objective, run.target)
-    tuning.check_question(objective, run.target, cost, costs, counts, devices)
-    if budget is not None:
-        parse_budget(budget)
-    tuning.check_space(objective, base, values, fixed_grid)
-    check_runs(objective, [base])
     continued = not out.exists() or (out / "trials.jsonl").exists()
     prepare_out(out, force or continued, report)
     print_problem(problem, objective)
-    with DirectoryLock(out), continues(out), progress_bars() as bars:
-        task = bars.add_task("runs", total=None)
-
-        def progress(done: int, total: int | None, note: str) -> None:
-            bars.update(task, completed=done, total=total, note=note)
-
-        found = tuning.tune(
+    with DirectoryLock(out), continues(out), follow("runs") as progress:
+        found = search_settings(
             objective, base, target=run.target, cost=cost, search=values,
             fixed=[*given, *entry.preset], fixed_grid=fixed_grid, codecs=codecs, rounds=run.rounds,
-            record_every=every, seeds=seeds, held_out_seeds=held_out_seeds, jobs=jobs, costs=costs,
-            store=out / "trials.jsonl", progress=progress, budget=budget, devices=devices,
+            record_every=every, seeds=seeds, held_out_seeds=held_out_seeds, jobs=jobs,
+            costs=link.costs(), store=out / "trials.jsonl", progress=progress, budget=budget,
+            devices=read_devices(run.devices),
         )  # fmt: skip
     _print_result(found, [*given, *entry.preset])
     about = f"{found.name}, {found.goal}"
@@ -151,8 +139,6 @@ def tune(
     command = write_run_command(out / "run.toml", method, found.method, problem, settings)
     print(f"Run it: {command}")
     if report:
-        from fedpage.studies.tuning_page import write_page
-
         title = f"{found.name} tuned on {objective.data.name}, {objective.N:,} clients"
         picture = search_panels(found.points, out / "search.svg", about)
         print(f"Report: {write_page(found, report, title, command, picture)}")

@@ -9,26 +9,22 @@ best method needs. The methods of the last stage are searched to a local optimum
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
 from fedpage.codecs import as_codec
-from fedpage.core.capabilities import is_convex
-from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import AnyMethod, Problem
-from fedpage.engine.devices import Devices
-from fedpage.engine.simulate import simulate
-from fedpage.methods import METHODS, MethodEntry
-from fedpage.methods.fair import default_method
+from fedpage.core.errors import InputError
 from fedpage.runs import build
-from fedpage.runs.history import History
-from fedpage.runs.spec import RunOptions
+from fedpage.studies.candidates import Candidate, Result
 from fedpage.studies.search import Search
-from fedpage.studies.space import Axis, Point, Tunable, search_space, with_codecs
+from fedpage.studies.space import Axis, Point, Tunable, search_space
 from fedpage.studies.trials import Progress, SearchEnded, Trial, Trials
 
 LIMIT = 3.0
@@ -49,168 +45,14 @@ FINAL = 4
 """The most methods of the last stage, beside the best one without client states."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A method of a tuning.
-
-    Attributes:
-        name: Its name on the command line.
-        entry: Its entry of the registry.
-        method: The settings that its search starts from.
-        notes: What a deployment must know: client states, assumptions that do not hold here.
-        probe: A run of one round with these settings.
-    """
+class _Stage(NamedTuple):
+    """A stage after the screening."""
 
     name: str
-    entry: MethodEntry
-    method: AnyMethod
-    notes: tuple[str, ...] = ()
-    probe: History = field(default_factory=History, compare=False, repr=False)
-
-    @property
-    def label(self) -> str:
-        """The name as papers print it."""
-        return self.entry.label
-
-    @property
-    def is_stateless(self) -> bool:
-        """Whether clients keep nothing between rounds."""
-        return self.entry.cls.client_state is None
-
-    @property
-    def has_codecs(self) -> bool:
-        """Whether the method compresses its replies and its messages if it is asked to."""
-        return {"up", "down"} <= set(self.entry.hyper_parameters)
-
-
-def list_candidates(
-    problem: Problem,
-    *,
-    methods: Sequence[str | AnyMethod] | None = None,
-    stateless: bool = False,
-    codecs: bool = False,
-    devices: Devices | None = None,
-) -> tuple[list[Candidate], dict[str, str]]:
-    """List the methods that run on a problem.
-
-    Variants such as "fedavg-full" are left out, because the search includes what they fix.
-
-    Args:
-        problem: The problem.
-        methods: Names of methods, or methods to start from. If None, all registered ones.
-        stateless: Whether to leave out methods whose clients keep a state.
-        codecs: Whether methods start with codecs if they take them.
-        devices: The clients' devices.
-
-    Returns:
-        The candidates, and the reason for each method that is left out, by its name.
-
-    Raises:
-        InputError: If a name is unknown, or no method is left.
-    """
-    candidates: list[Candidate] = []
-    left_out: dict[str, str] = {}
-    for name, entry, method in _find_methods(methods):
-        if stateless and entry.cls.client_state is not None:
-            left_out[name] = "its clients keep a state"
-            continue
-        try:
-            if method is None:
-                method = default_method(entry, {}, problem)
-                method = with_codecs(method) if codecs else method
-            options = RunOptions(devices=devices)
-            probe = simulate(problem, method, rounds=1, seed=0, record_every=0, options=options)
-        except InputError as error:
-            left_out[name] = str(error)
-            continue
-        candidates.append(Candidate(name, entry, method, _notes(entry, problem), probe))
-    if not candidates:
-        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-        raise InputError(f"no method can run on this problem: {reasons}")
-    return candidates, left_out
-
-
-def _find_methods(
-    methods: Sequence[str | AnyMethod] | None,
-) -> list[tuple[str, MethodEntry, AnyMethod | None]]:
-    """Look up the methods. The last item is the method if it was given with its settings."""
-    if methods is None:
-        return [(name, entry, None) for name, entry in METHODS.items() if not entry.variant_of]
-    if isinstance(methods, str) or not isinstance(methods, Sequence):
-        raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
-    found: list[tuple[str, MethodEntry, AnyMethod | None]] = []
-    for method in methods:
-        if isinstance(method, str):
-            found.append((method.strip(), build.find_method(method.strip()), None))
-        elif hasattr(type(method), "effective_step"):
-            found.append((*find_entry(method), method))
-        else:
-            raise InputError(f"{short_repr(method)} is neither a method nor the name of one")
-    names = [name for name, _, _ in found]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InputError(f"method {twice[0]!r} is named twice; name it once")
-    return found
-
-
-def find_entry(method: AnyMethod) -> tuple[str, MethodEntry]:
-    """Return the name and the entry of a method's class, which may not be registered."""
-    cls = type(method)
-    known = (n for n, entry in METHODS.items() if entry.cls is cls and not entry.preset)
-    name = next(known, str(method.name))
-    return name, METHODS.get(name) or MethodEntry(cls, cls.name)
-
-
-def _notes(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
-    notes = []
-    if entry.cls.client_state is not None:
-        notes.append("clients keep a state")
-    if "every round" in entry.assumes:
-        notes.append("all clients in every round")
-    convex = is_convex(problem)
-    needs = "strong convexity" if "strongly convex" in entry.assumes else "convexity"
-    if "convex" in entry.assumes and not convex:
-        notes.append(f"heuristic here, because it assumes {needs}")
-    return tuple(notes)
-
-
-# --- the stages -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Eliminated:
-    """A method that was eliminated before the last stage.
-
-    Attributes:
-        candidate: The method.
-        reason: Why it was eliminated.
-        times: Its cost over the best one's at that time, or inf if it had not reached the target.
-        best: The best value of the target's column.
-    """
-
-    candidate: Candidate
-    reason: str
-    times: float
-    best: float
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """A stage after the screening.
-
-    Attributes:
-        name: Its name.
-        methods: The most methods that enter it.
-        seeds: The most seeds of its comparisons, or None for all.
-        sweeps: How often each search goes over all axes, or None until there is nothing better.
-        until: The share of the time budget at which it must end.
-    """
-
-    name: str
-    methods: int
-    seeds: int | None
-    sweeps: int | None
-    until: float
+    methods: int  # the most that enter it
+    seeds: int | None  # the most of its comparisons; None: all
+    sweeps: int | None  # how often a search goes over all axes; None: until nothing is better
+    until: float  # the share of the time budget at which it must end
 
 
 _REACHED_UNTIL, _SCREENED_UNTIL, _DEFAULTS_UNTIL = 0.8, 0.3, 0.9
@@ -223,92 +65,84 @@ _STAGES = (
 )
 
 
-class Contender:
-    """A candidate with its search.
+class Contender(Search):
+    """A candidate with its search, which begins with the points of the screening.
 
     Attributes:
         candidate: The method.
-        search: Its search.
         cost: The median cost of its best settings in the last comparison.
-        best: The median of their best values of the target's column.
+        value: The median of their best values of the target's column.
     """
 
     def __init__(self, trials: Trials, candidate: Candidate, codecs: bool) -> None:
         axes = search_space(candidate.method, trials.problem, codecs=codecs)
+        design = _first_design(axes)
+        super().__init__(trials, candidate.method, axes, seeds=1, design=design)
         self.candidate = candidate
-        self.design = _first_design(axes)
-        self.search = Search(trials, candidate.method, axes, seeds=1, design=self.design)
-        self._trials = trials
-        self.cost, self.best = math.inf, -math.inf if trials.higher else math.inf
+        self._worst = -math.inf if trials.higher else math.inf
+        self.cost, self.value = math.inf, self._worst
 
     def screened(self) -> dict[Point, Trial]:
         """Return the settings of the screening that have run on the first seed."""
-        found = {p: self._known(self.search.candidate(p), 0) for p in self.design}
+        methods = {p: method for p in self.design if (method := self.method_at(p)) is not None}
+        found = {point: self.trials.find(method, 0) for point, method in methods.items()}
         return {point: trial for point, trial in found.items() if trial is not None}
 
-    def _known(self, method: AnyMethod | None, seed: int) -> Trial | None:
-        return None if method is None else self._trials.find(method, seed)
-
     @property
-    def method(self) -> Tunable:
-        """Its best settings so far."""
-        if self.search.incumbent is not None:
-            return self.search.best
+    def settings(self) -> Tunable:
+        """The method with its best settings so far."""
+        if self.incumbent is not None:
+            return self.best
         screened = self.screened()
-        best = min(screened, key=lambda p: self.search.rank(p, screened[p]), default=None)
-        return self.candidate.method if best is None else self.search.candidate(best)
+        best = min(screened, key=lambda p: self.rank(p, screened[p]), default=None)
+        return self.method if best is None else self.method_at(best)
 
     def prefer_defaults(self) -> None:
         """Return to the method's defaults, codecs aside, unless tuning saves enough."""
         start = self.design[0]
-        own = self.search.candidate(start)
-        if own is None or self.search.incumbent in (None, start):
+        own = self.method_at(start)
+        if own is None or self.incumbent in (None, start):
             return
         if build.hyper_words(own).keys() <= {"up", "down"}:
-            self.search.prefer(start, DEFAULTS)
+            (ratio,) = self._compare([start], self.incumbent, self._level).values()
+            if ratio < -math.log(1 - DEFAULTS):
+                self._set_incumbent(start)
 
     def measure(self) -> None:
-        """Compute the medians of the best settings over the seeds that they have run on."""
-        found = [self._known(self.method, seed) for seed in range(self.search.seeds)]
+        """Compute the medians of the best settings over the seeds that they have run on.
+
+        A run that cost more than it may has no best value: its first record may be far beyond.
+        """
+        found = [self.trials.find(self.settings, seed) for seed in range(self.seeds)]
         trials = [trial for trial in found if trial is not None]
         if trials:
+            most = _OVERSHOOT * self.trials.question.limit
             self.cost = float(np.quantile([t.cost for t in trials], 0.5, method="higher"))
-            self.best = float(np.median([self._best(trial) for trial in trials]))
+            self.value = median(t.best if t.spent <= most else self._worst for t in trials)
 
-    def _best(self, trial: Trial) -> float:
-        """Return the best value of a run, or the worst possible if it cost more than it may.
-
-        The first record of a method with expensive rounds may be there.
-        """
-        if trial.spent <= _OVERSHOOT * self._trials.question.limit:
-            return trial.best
-        return -math.inf if self._trials.higher else math.inf
-
-    @property
-    def note(self) -> str:
-        """The reason why better settings may exist, or ""."""
-        if self.search.is_local_optimum:
-            return ""
-        if math.isfinite(self.cost):
-            return "its settings may be improved: the search was cut"
-        return f"its settings were searched in part, being {LIMIT:g} times behind"
+    def result(self, eliminated: str = "", times: float = 1.0) -> Result:
+        """Return the settings that were found."""
+        note = ""
+        if not self.is_local_optimum:
+            note = f"its settings were searched in part, being {LIMIT:g} times behind"
+            if math.isfinite(self.cost):
+                note = "its settings may be improved: the search was cut"
+        return Result(
+            self.candidate, self.settings, tuple(self.axes), tuple(self.scores()),
+            is_local_optimum=self.is_local_optimum, note=note, eliminated=eliminated, times=times,
+        )  # fmt: skip
 
 
 def _first_design(axes: Mapping[str, Axis]) -> list[Point]:
     """Return the start, steps a factor of 4 away, and a cast if codecs are searched."""
-    start = tuple(axis.start for axis in axes.values())
-    moves: list[tuple[str, int]] = []
+    start = {name: axis.start for name, axis in axes.items()}
+    points = [start]
     if "step" in axes:
-        moves += [("step", axes["step"].start - 4), ("step", axes["step"].start + 4)]
+        points += [start | {"step": start["step"] + by} for by in (-4, 4)]
     cast = as_codec("float16")
     if "up" in axes and cast in axes["up"].values:  # it may round what `up` leaves unchanged
-        moves += [("up", axes["up"].values.index(cast))]
-    names = list(axes)
-    found = [start]
-    for name, index in moves:
-        number = names.index(name)
-        found.append((*start[:number], index, *start[number + 1 :]))
-    return list(dict.fromkeys(found))
+        points.append(start | {"up": axes["up"].values.index(cast)})
+    return list(dict.fromkeys(tuple(point.values()) for point in points))
 
 
 class Halving:
@@ -341,7 +175,7 @@ class Halving:
         self._begin, self._end = time.monotonic(), end
         self._jobs, trials.jobs = trials.jobs, 1
         self.contenders = [Contender(trials, candidate, codecs) for candidate in candidates]
-        self.eliminated: list[Eliminated] = []
+        self.eliminated: list[Result] = []
         self.cut: list[str] = []
 
     def run(self) -> None:
@@ -350,14 +184,14 @@ class Halving:
         Raises:
             InputError: If no method reached the target.
         """
-        self._stage("screening", self._screen)
+        self._work("screening", self._screen)
         self._check_reached()
         self._eliminate_equal()
         before = "screening"
         for stage in _STAGES:
             self._eliminate_last(stage.methods, before)
             self.set_deadline(stage.name, stage.until)
-            self._stage(stage.name, lambda stage=stage: self._search(stage))  # type: ignore[misc]
+            self._work(stage.name, functools.partial(self._search, stage))
             before = stage.name
         self.set_deadline("last stage", _DEFAULTS_UNTIL)
         with contextlib.suppress(SearchEnded):
@@ -365,7 +199,7 @@ class Halving:
                 contender.prefer_defaults()
         self._sort()
 
-    def _stage(self, name: str, work: Callable[[], None]) -> None:
+    def _work(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
         except SearchEnded:
@@ -374,10 +208,9 @@ class Halving:
 
     def set_deadline(self, name: str, share: float) -> None:
         """Set the deadline of a stage, and name it in the progress."""
-        total = self._end - self._begin
+        total, notify = self._end - self._begin, self._progress
         self._trials.deadline = self._begin + share * total
-        if self._progress is not None:
-            notify = self._progress
+        if notify is not None:
 
             def report(done: int, expected: int | None, note: str) -> None:
                 passed = min(total, time.monotonic() - self._begin)
@@ -396,14 +229,13 @@ class Halving:
             least = self._find_least()
         except SearchEnded:
             self._record_more_often()
-            least = min((trial.cost for trial in self._screened()), default=math.inf)
-            self.set_limit(LIMIT * least)
+            self.set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
             raise
         self.set_deadline("screening", _SCREENED_UNTIL)
         self.set_limit(LIMIT * least)
         self._try(slice(None))
         for contender in self.contenders:
-            contender.search.start()
+            contender.start()
 
     def _find_least(self) -> float:
         """Raise the limit until some method reaches the target, and return the least cost.
@@ -443,37 +275,36 @@ class Halving:
 
     def _try(self, part: slice) -> None:
         """Run a part of every method's first design on the first seed."""
-        methods = [each.search.candidate(p) for each in self.contenders for p in each.design[part]]
+        methods = [each.method_at(p) for each in self.contenders for p in each.design[part]]
         self._trials.run([(method, 0, math.inf) for method in methods if method is not None])
 
     def _search(self, stage: _Stage) -> None:
         """Search the settings of every method that is left, one sweep of each after the other."""
         self._use_seeds(min(self._seeds, stage.seeds or self._seeds))
-        searches = [c.search for c in self.contenders if stage.sweeps or math.isfinite(c.cost)]
+        left = [each for each in self.contenders if stage.sweeps or math.isfinite(each.cost)]
         sweeps = 0
-        while (stage.sweeps is None or sweeps < stage.sweeps) and searches:
-            searches = [search for search in searches if search.improve()]
+        while left and sweeps != stage.sweeps:
+            left = [each for each in left if each.improve()]
             sweeps += 1
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
         while True:
             for contender in self.contenders:
-                contender.search.use_seeds(seeds)
+                contender.use_seeds(seeds)
                 contender.measure()
-            least = min(contender.cost for contender in self.contenders)
+            least, limit = min(c.cost for c in self.contenders), self._trials.question.limit
             if math.isfinite(least):
                 self.set_limit(LIMIT * least)
+            if math.isfinite(least) or not math.isfinite(limit):
                 return
-            if not math.isfinite(self._trials.question.limit):
-                return
-            self.set_limit(_GROWTH * self._trials.question.limit)
+            self.set_limit(_GROWTH * limit)
 
     def _sort(self) -> None:
         for contender in self.contenders:
             contender.measure()
         sign = -1.0 if self._trials.higher else 1.0
-        self.contenders.sort(key=lambda each: (each.cost, sign * each.best))
+        self.contenders.sort(key=lambda each: (each.cost, sign * each.value))
 
     def _check_reached(self) -> None:
         """Refuse to go on if no method has reached the target."""
@@ -481,17 +312,17 @@ class Halving:
         if math.isfinite(first.cost):
             return
         more = "allow more time with --budget" if self.cut else "allow more rounds"
-        if not math.isfinite(first.best):
+        if not math.isfinite(first.value):
             raise InputError(f"no run came near {question.target.title} in the time; {more}")
         raise InputError(
-            f"no method reached {question.target.title}; the best was {first.best:.4g}, by "
+            f"no method reached {question.target.title}; the best was {first.value:.4g}, by "
             f"{first.candidate.label}; {more}, or choose an easier target"
         )
 
     def _eliminate_equal(self) -> None:
         """Eliminate methods that ran the same runs as another: they are the same method here."""
         seen: dict[tuple[tuple[float, float, int], ...], Contender] = {}
-        for contender in sorted(self.contenders, key=lambda each: -len(each.search.axes)):
+        for contender in sorted(self.contenders, key=lambda each: -len(each.axes)):
             ran = sorted((t.spent, t.best, t.rounds) for t in contender.screened().values())
             other = seen.setdefault(tuple(ran), contender)
             if other is not contender and len(ran) > 1:
@@ -517,5 +348,4 @@ class Halving:
     def _eliminate(self, contender: Contender, reason: str) -> None:
         times = contender.cost / self.contenders[0].cost
         self.contenders.remove(contender)
-        one = Eliminated(contender.candidate, reason, times, contender.best)
-        self.eliminated.insert(0, one)
+        self.eliminated.insert(0, contender.result(reason, times))

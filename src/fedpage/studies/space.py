@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -26,16 +25,17 @@ from fedpage.methods.schedules import Schedule, effective_step, with_step
 
 Tunable: TypeAlias = Any
 """A method with hyper-parameters: a frozen dataclass."""
-Values: TypeAlias = Mapping[str, "Axis | Sequence[HyperParameter]"]
+Values: TypeAlias = Mapping[str, Sequence[HyperParameter]]
 """Values to search by hyper-parameter; also "step" (effective) and "rho" = K eta_l/eta_g."""
-
 Point: TypeAlias = tuple[int, ...]
 """A grid index on each axis."""
 
 STEP_RATIO = math.sqrt(2.0)
 """The ratio of neighbouring effective steps."""
 _FURTHEST = 60
-"""The most values that an axis may grow by on a side."""
+"""The most values that an axis grows by on a side."""
+_LEAST, _MOST, _MOST_WHOLE = 1e-300, 1e300, 2**31 - 1
+"""The bounds of numbers that have no natural ones, and the largest whole number of a method."""
 _ROWS = ("b", "b0", "b1", "b2", "b3")
 _SHARES = ("p", "q", "a", "m")
 _MOMENTA = ("beta", "beta1", "beta2")
@@ -54,89 +54,92 @@ FIRST_CODECS = {"up": ("natural", "topk:0.1", "float32"), "down": ("float32",)}
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """Values of a hyper-parameter in order, and how they continue.
+    """The values of a hyper-parameter that a search can reach.
 
     Attributes:
         name: The hyper-parameter, "step" or "rho".
-        values: The known values. None stands for the default rule, or for all rows or clients.
+        values: The values. None stands for the default rule, or for all rows or clients.
         start: The grid index of the value that the search starts from.
-        below: The ratio above 1 by which values continue below the first. If None, they end there,
-            at a natural bound.
-        above: The same above the last.
-        least: The smallest number that growing may reach.
-        most: The largest.
-        whole: Whether values are whole numbers.
-        ordered: Whether neighbours in the list are alike. Otherwise every other value is a
-            neighbour, and there is no edge.
-        fixed: Whether the user ended the list, where there is no natural bound.
+        is_ordered: Whether neighbours in the list are alike. Otherwise every other value is a
+            neighbour.
+        edges: The grid indices at which the list ends without a natural bound.
     """
 
     name: str
     values: tuple[HyperParameter, ...]
     start: int = 0
-    below: float | None = None
-    above: float | None = None
-    least: float = 0.0
-    most: float = math.inf
-    whole: bool = False
-    ordered: bool = True
-    fixed: bool = False
+    is_ordered: bool = True
+    edges: tuple[int, ...] = ()
 
-    @functools.cached_property
-    def first(self) -> int:
-        """The index of the smallest value that can be reached, 0 or less."""
-        return 0 if self.below is None else self._grow(0, -1)
-
-    @functools.cached_property
-    def last(self) -> int:
-        """The index of the largest value that can be reached."""
-        end = len(self.values) - 1
-        return end if self.above is None else self._grow(end, 1)
-
-    def _grow(self, index: int, direction: int) -> int:
-        for _ in range(_FURTHEST):
-            value = self.at(index)
-            is_inside = value > self.least if direction < 0 else value < self.most
-            if not is_inside or self.at(index + direction) == value:
-                break
-            index += direction
-        return index
-
-    def at(self, index: int) -> HyperParameter:
-        """Return the value at a grid index. Indices outside of the list continue it."""
-        end = len(self.values) - 1
-        if 0 <= index <= end:
-            return self.values[index]
-        if index < 0:
-            number = float(self.values[0]) / (self.below or 1.0) ** -index
-        else:
-            number = float(self.values[end]) * (self.above or 1.0) ** (index - end)
-        number = min(self.most, max(self.least, number))
-        return round(number) if self.whole else _round_off(number)
+    def move(self, index: int, by: int) -> int:
+        """Return the grid index that is `by` further, or the end of the axis."""
+        return min(len(self.values) - 1, max(0, index + by))
 
     def neighbours(self, index: int, stride: int = 1) -> list[int]:
         """List the indices a stride away, or all others if the values have no order."""
-        if not self.ordered:
+        if not self.is_ordered:
             return [other for other in range(len(self.values)) if other != index]
-        near = {max(self.first, index - stride), min(self.last, index + stride)}
-        return sorted(near - {index})
-
-    def is_at_edge(self, index: int) -> bool:
-        """Return True at an end that is not a natural bound.
-
-        It is an end of a list that the user fixed, or the end of the longest growth.
-        """
-        grown = len(self.values) - 1 + _FURTHEST
-        if (self.below and index <= -_FURTHEST) or (self.above and index >= grown):
-            return True
-        ends = (0, len(self.values) - 1)
-        numeric = all(isinstance(v, (int, float)) or v is None for v in self.values)
-        return self.fixed and self.ordered and numeric and len(self.values) > 1 and index in ends
+        return sorted({self.move(index, -stride), self.move(index, stride)} - {index})
 
 
 def _round_off(value: float) -> float:
     """Round to four significant digits, which a person can still type."""
     return float(f"{value:.4g}")
+
+
+def _grow(number: float, factor: float, bound: float, whole: bool = False) -> list[float]:
+    """List what follows a number when it grows or shrinks by a factor, up to a bound."""
+    exact, found = float(number), [number]
+    while len(found) <= _FURTHEST:
+        exact = min(bound, exact * factor) if factor > 1 else max(bound, exact * factor)
+        rounded = round(exact) if whole else _round_off(exact)
+        if rounded == found[-1]:
+            break
+        found.append(rounded)
+    return found[1:]
+
+
+def _extend(
+    name: str,
+    values: Sequence[HyperParameter],
+    start: int,
+    below: Sequence[HyperParameter],
+    above: Sequence[HyperParameter],
+) -> Axis:
+    """Return the axis of values with those that continue them on both sides."""
+    every = (*reversed(below), *values, *above)
+    ends = ((below, 0), (above, len(every) - 1))
+    edges = tuple(index for grown, index in ends if len(grown) == _FURTHEST)
+    return Axis(name, every, len(below) + start, edges=edges)
+
+
+def _around(
+    name: str,
+    own: float,
+    value: HyperParameter,
+    factor: float = 2.0,
+    low: float = _LEAST,
+    high: float = _MOST,
+    *,
+    whole: bool = False,
+    is_all: bool = False,
+) -> Axis:
+    """Return the axis of a number times the powers of a factor.
+
+    Args:
+        name: The hyper-parameter.
+        own: The number.
+        value: The method's own value, which takes the number's place and may be None.
+        factor: The ratio of neighbours.
+        low: The smallest number.
+        high: The largest.
+        whole: Whether the values are whole numbers.
+        is_all: Whether None stands for the largest.
+    """
+    above: list[HyperParameter] = [*_grow(own, factor, high, whole)]
+    if is_all and above:
+        above[-1] = None
+    return _extend(name, [value], 0, _grow(own, 1 / factor, low, whole), above)
 
 
 def search_space(
@@ -161,32 +164,32 @@ def search_space(
     Returns:
         The axes by name. "step" and "rho" stand for the hyper-parameters that they set.
     """
-    names = {field.name for field in dataclasses.fields(method)}
     scaled = _scaled_by_step(method)
     axes: dict[str, Axis] = {}
-    done = set(fixed) | (scaled if "step" in fixed else set())
-    done |= set(getattr(method, "without_effect", ()))
+    done = {*fixed, *getattr(method, "without_effect", ()), *(scaled if "step" in fixed else ())}
     if scaled and not scaled & done:
-        axes["step"] = _step_axis(method, problem)
+        unit = unit_step(method, problem)
+        axes["step"] = _around("step", unit, _round_off(unit), STEP_RATIO)
         # One of the sizes that with_step changes follows from the others and the step.
-        done |= {sorted(scaled)[-1]}
+        done.add(sorted(scaled)[-1])
         has_schedule = isinstance(getattr(method, "eta_l", None), Schedule)
         if is_fedpage(method) and not has_schedule and not {"rho", "eta_l"} & done:
-            axes["rho"] = _rho_axis(method)
+            own = method.K * method.local_step / method.eta_g
+            value = None if method.eta_l is None else _round_off(own)
+            axes["rho"] = _around("rho", own, value, math.sqrt(10.0))
             done |= {"eta_g", "eta_l"}
-    for field in dataclasses.fields(method):
-        if field.name in done:
-            continue
-        axis = _field_axis(method, problem, field.name)
-        if axis is not None and _is_accepted(method, axis, problem):
-            axes[field.name] = axis
+    for name in (field.name for field in dataclasses.fields(method) if field.name not in done):
+        axis = _field_axis(method, problem, name)
+        near = [axis.values[index] for index in axis.neighbours(axis.start)] if axis else []
+        if axis and any(_takes(method, name, value, problem) for value in near):
+            axes[name] = axis  # K of PAGE takes no other value
     if "K" not in axes and getattr(method, "K", 2) == 1:
         axes.pop("rho", None)
     for name, texts in CODECS.items() if codecs else ():
-        if name in names and name not in fixed:
+        if hasattr(method, name) and name not in fixed:
             own = [getattr(method, name), *map(as_codec, texts)]
             taken = [c for c in dict.fromkeys(own) if _takes(method, name, c, problem)]
-            axes |= {name: Axis(name, tuple(taken), ordered=False)} if len(taken) > 1 else {}
+            axes |= {name: Axis(name, tuple(taken), is_ordered=False)} if len(taken) > 1 else {}
     return axes
 
 
@@ -243,21 +246,6 @@ def unit_step(method: Tunable, problem: Problem) -> float:
     return 1 / L if math.isfinite(L) and L > 0 else effective_step(method)
 
 
-def _step_axis(method: Tunable, problem: Problem) -> Axis:
-    unit = unit_step(method, problem)
-    values = tuple(_round_off(unit * STEP_RATIO**k) for k in range(-8, 9))
-    return Axis("step", values, len(values) // 2, STEP_RATIO, STEP_RATIO, least=1e-300, most=1e300)
-
-
-def _rho_axis(method: Tunable) -> Axis:
-    """Return half decades of K eta_l/eta_g around the method's own."""
-    own = method.K * method.local_step / method.eta_g
-    root = math.sqrt(10.0)
-    values: list[HyperParameter] = [_round_off(own * root**k) for k in range(-1, 5)]
-    values[1] = None if method.eta_l is None else values[1]
-    return Axis("rho", tuple(values), 1, root, root, least=1e-300, most=1e300)
-
-
 def _field_axis(method: Tunable, problem: Problem, name: str) -> Axis | None:
     """Return the values of a field, or None if it is not searched."""
     value = getattr(method, name)
@@ -265,30 +253,31 @@ def _field_axis(method: Tunable, problem: Problem, name: str) -> Axis | None:
         return None
     if name == "S":
         own = problem.N if value is None else value
-        return _ladder(name, own, value, 1, problem.N, whole=True)
+        return _around(name, own, value, low=1, high=problem.N, whole=True)
     if name in _ROWS:
         rows = int(np.max(problem.sizes))
-        own = min(rows, rows if value is None else value)
-        return _ladder(name, own, value, 1, rows, whole=True, top=None)
+        own = rows if value is None else min(rows, value)
+        return _around(name, own, value, low=1, high=rows, whole=True, is_all=True)
     if isinstance(value, int):
-        return Axis(name, (value,), 0, 2.0, 2.0, least=1, whole=True) if value >= 1 else None
+        return _around(name, value, value, low=1, high=_MOST_WHOLE, whole=True) if value else None
     if value is None and name == "eta_l":
         own = float(getattr(method, "local_step", effective_step(method) / 2))
-        values = (_round_off(own / 2), None, _round_off(own * 2))
-        return Axis(name, values, 1, 2.0, 2.0, least=1e-300, most=1e300)
+        return _around(name, own, None)
     if value is None or name in _SHARES:
-        own = _default_share(method, problem, name) if value is None else value
-        return None if own is None else _ladder(name, own, value, own / 64, 1.0, grows=True)
+        share = _default_share(method, problem, name) if value is None else value
+        return None if share is None else _around(name, share, value, high=1.0)
     if not isinstance(value, float):
         return None
     if name in _MOMENTA and 0 <= value < 1:
-        return _momentum_axis(name, value)
+        unit = 1 - value if value > 0 else 1.0  # distances to 1 differ by factors of two
+        distances = [unit * 2.0**k for k in range(-8, 9) if 1e-3 <= unit * 2.0**k < 1]
+        values = sorted({0.0, value} | {_round_off(1 - distance) for distance in distances})
+        return Axis(name, tuple(values), values.index(value))
     if value > 0:
-        ratio = 2.0 if name in _SIZES else 4.0
-        return Axis(name, (value,), 0, ratio, ratio, least=1e-300, most=1e300)
+        return _around(name, value, value, 2.0 if name in _SIZES else 4.0)
     if name == "mu":
-        unit = 1e-3 / unit_step(method, problem)
-        return Axis(name, (0.0, _round_off(unit)), 0, None, 4.0, most=1e300)
+        first = _round_off(1e-3 / unit_step(method, problem))
+        return _extend(name, [0.0, first], 0, [], _grow(first, 4.0, _MOST))
     return None
 
 
@@ -307,65 +296,6 @@ def _default_share(method: Tunable, problem: Problem, name: str) -> float | None
     return min(1.0, shares[name]) if name in shares else None
 
 
-def _ladder(
-    name: str,
-    own: float,
-    value: HyperParameter,
-    low: float,
-    high: float,
-    *,
-    whole: bool = False,
-    top: HyperParameter = (),
-    grows: bool = False,
-) -> Axis:
-    """List factors of two around a number, with the bounds at the ends.
-
-    Args:
-        name: The field.
-        own: The number for the method's own value.
-        value: The method's own value, which may be None.
-        low: The smallest number of the list.
-        high: The largest, a natural bound.
-        whole: Whether the values are whole numbers.
-        top: None if None stands for the largest.
-        grows: Whether the values continue below `low`.
-    """
-    below = int(math.log2(own / low) + 1e-9) + 1
-    above = int(math.log2(high / own) + 1e-9) + 1
-    numbers: set[float] = {own * 2.0**k for k in range(-below, above + 1)}
-    numbers = {min(high, max(low, number)) for number in numbers} | {high}
-    if whole:
-        numbers = {round(number) for number in numbers}
-    ordered: list[HyperParameter] = [n if whole else _round_off(n) for n in sorted(numbers)]
-    if top is None:
-        ordered[-1] = None
-    if value is None or value in ordered:
-        start = (
-            ordered.index(value)
-            if value in ordered
-            else min(range(len(ordered)), key=lambda i: abs(math.log(ordered[i] / own)))
-        )
-    else:
-        start = min(
-            range(len(ordered)),
-            key=lambda i: math.inf if ordered[i] is None else abs(ordered[i] - value),
-        )
-        if own == high and top is None:
-            start = len(ordered) - 1  # at least all rows
-    ordered[start] = value
-    return Axis(
-        name, tuple(ordered), start, 2.0 if grows else None, None, least=1e-300, whole=whole
-    )
-
-
-def _momentum_axis(name: str, value: float) -> Axis:
-    """Return momenta whose distances to 1 differ by factors of two, and 0."""
-    unit = 1 - value if value > 0 else 1.0
-    distances = {unit * 2.0**k for k in range(-8, 9) if 1e-3 <= unit * 2.0**k < 1}
-    values = sorted({0.0, value} | {_round_off(1 - distance) for distance in distances})
-    return Axis(name, tuple(values), values.index(value))
-
-
 def codec_axis(method: Tunable, problem: Problem, name: str = "up") -> Axis:
     """Return the strengths of a method's own codec in order, those that the method takes."""
     own = getattr(method, name)
@@ -380,9 +310,7 @@ def _strengths(codec: Codec, d: int) -> list[Codec]:
     if isinstance(codec, Chain):
         return [Chain(first, codec.second) for first in _strengths(codec.sparsifier, d)]  # type: ignore[arg-type]
     number = [field.name for field in dataclasses.fields(codec)]
-    if len(number) != 1:
-        return [codec]
-    own = getattr(codec, number[0])
+    own = getattr(codec, number[0]) if len(number) == 1 else None
     if isinstance(own, float):
         shares = sorted(_round_off(own * 2.0**k) for k in range(-12, 8))
         values: list[float] = [own if s == _round_off(own) else s for s in shares if 1 / d <= s < 1]
@@ -404,22 +332,16 @@ def _takes(method: Tunable, name: str, value: HyperParameter, problem: Problem) 
     return True
 
 
-def _is_accepted(method: Tunable, axis: Axis, problem: Problem) -> bool:
-    """Return True if the method accepts a neighbour of its value; K of PAGE has none."""
-    near = axis.neighbours(axis.start)
-    return any(_takes(method, axis.name, axis.at(index), problem) for index in near)
-
-
 def given_axes(
-    method: Tunable, problem: Problem, search: Values, *, fixed: bool = False
+    method: Tunable, problem: Problem, search: Values, *, is_fixed: bool = False
 ) -> dict[str, Axis]:
     """Return the axes of values that the user gave.
 
     Args:
         method: The method.
         problem: The problem.
-        search: Values by name, or an Axis. An empty list stands for the values of `search_space`.
-        fixed: Whether the lists are complete. Otherwise numbers continue in both directions.
+        search: Values by name. An empty list stands for the values of `search_space`.
+        is_fixed: Whether the lists are complete. Otherwise numbers continue in both directions.
 
     Raises:
         InputError: If a hyper-parameter is unknown.
@@ -435,10 +357,8 @@ def given_axes(
             )
         if name == "rho" and not is_fedpage(method):
             raise InputError(f"rho is FedPAGE's; {method.name} has eta_g and eta_l")
-        if isinstance(values, Axis):
-            axes[name] = values
-        elif len(values):
-            axes[name] = _given_axis(name, list(values), fixed)
+        if len(values):
+            axes[name] = _given_axis(name, list(dict.fromkeys(values)), is_fixed)
         elif name in CODECS:
             axes[name] = codec_axis(method, problem, name)
         elif name in usual:
@@ -448,44 +368,38 @@ def given_axes(
     return axes
 
 
-def _given_axis(name: str, values: list[HyperParameter], fixed: bool) -> Axis:
+def _given_axis(name: str, values: list[HyperParameter], is_fixed: bool) -> Axis:
     """Return the axis of a list of values. Numbers above 0 continue in both directions."""
-    values = list(dict.fromkeys(values))
     numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-    if len(numbers) + (None in values) < len(values):
-        return Axis(name, tuple(values), ordered=False, fixed=True)
     numbers.sort()
-    ordered = (*numbers, *([None] if None in values else []))
+    ordered = [*numbers, *([None] if None in values else [])]
+    if len(ordered) < len(values):
+        return Axis(name, tuple(values), is_ordered=False)
+    start = len(ordered) // 2
+    if is_fixed or not numbers:
+        edges = (0, len(ordered) - 1) if len(ordered) > 1 else ()
+        return Axis(name, tuple(ordered), start, edges=edges)
     whole = all(isinstance(v, int) for v in numbers)
-    if fixed or not numbers:
-        return Axis(name, ordered, len(ordered) // 2, fixed=True)
-    below = above = 2.0
+    is_share = name in (*_SHARES, *_MOMENTA) and 0 < numbers[0] <= numbers[-1] <= 1
+    first = last = 2.0
     if len(numbers) > 1 and numbers[0] > 0:
-        below, above = numbers[1] / numbers[0], numbers[-1] / numbers[-2]
-    positive = numbers[0] > 0
-    below_one = all(0 < v <= 1 for v in numbers) and name in (*_SHARES, *_MOMENTA)
-    return Axis(
-        name,
-        ordered,
-        len(ordered) // 2,
-        below if positive else None,
-        None if None in values or not numbers[-1] > 0 else above,
-        least=1 if whole else 1e-300,
-        most=1.0 if below_one else math.inf if whole else 1e300,
-        whole=whole,
-    )
+        first, last = numbers[1] / numbers[0], numbers[-1] / numbers[-2]
+    most = 1.0 if is_share else _MOST_WHOLE if whole else _MOST
+    below = _grow(numbers[0], 1 / first, 1 if whole else _LEAST, whole) if numbers[0] > 0 else []
+    is_open = numbers[-1] > 0 and None not in values
+    above = _grow(numbers[-1], last, most, whole) if is_open else []
+    return _extend(name, ordered, start, below, above)
 
 
-def all_points(axes: Mapping[str, Axis], listed: Collection[str] | None = None) -> list[Point]:
-    """Return every combination of grid indices.
+def all_points(axes: Mapping[str, Axis], search: Values) -> list[Point]:
+    """Return every combination of the values that are given, with the other axes at their start.
 
     Args:
         axes: The axes.
-        listed: The axes whose known values are combined, while the others stay at their start. If
-            None, all axes.
+        search: The values by name, which the axes have.
     """
     indices = [
-        range(len(axis.values)) if listed is None or name in listed else [axis.start]
+        [i for i, value in enumerate(axis.values) if value in search[name]] or [axis.start]
         for name, axis in axes.items()
     ]
     return list(itertools.product(*indices))

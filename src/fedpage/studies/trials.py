@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,17 +21,15 @@ from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import METRICS
 from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import AnyMethod, Problem, StopReason, Vector
-from fedpage.core.validate import as_number
+from fedpage.core.validate import as_number, check_whole
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import execute
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
 from fedpage.runs.fingerprint import (
-    Code,
     code_digest,
     describe_start,
     digest,
-    method_code,
     method_digest,
     result_key,
 )
@@ -60,9 +57,12 @@ class SearchEnded(Exception):
     """The runs or the time of a search are used up."""
 
 
+# --- the question ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every run.
+    """What is asked of every run; `ask` checks it.
 
     Attributes:
         target: The target to reach and hold.
@@ -96,34 +96,27 @@ class Question:
         )
 
     def _seconds(self, history: History) -> Vector:
-        called = np.maximum(history["clients"], 1.0)
-        rounds = history["round"]
-        rows = zip(
-            rounds,
-            history["bytes_down"] / called,
-            history["bytes_up"] / called,
-            history["gradients_per_client"] / np.maximum(rounds, 1.0),
-            strict=True,
-        )
-        return np.array([self.link.seconds(*map(float, row)) for row in rows])
+        called, rounds = np.maximum(history["clients"], 1.0), history["round"]
+        down, up = history["bytes_down"] / called, history["bytes_up"] / called
+        gradients = history["gradients_per_client"] / np.maximum(rounds, 1.0)
+        return np.asarray(self.link.seconds(rounds, down, up, gradients))  # type: ignore[arg-type]
 
     def cost_of(self, history: History) -> float:
         """Return the cost of a run to the target, as `History.cost_to` interpolates it."""
         return history.interpolate_cost(self.target, self.costs(history))
 
-    def describe(self, problem: Problem) -> dict[str, object]:
-        """Return plain values that tell the runs of this question from others."""
-        timed = {} if self.devices is None else {"devices": self.devices.describe()}
-        return {
-            **describe_problem(problem),
+    def key(self, problem: Problem) -> str:
+        """Return a digest that tells the runs of this question from others."""
+        about = {
             "target": asdict(self.target),
             "cost": self.cost.name,
             "record_every": self.record_every,
             "rounds": self.rounds,
             "gradients": self.gradients,
             "link": asdict(self.link),
-            **timed,
+            "devices": None if self.devices is None else self.devices.describe(),
         }
+        return result_key(describe_problem(problem) | about)
 
 
 def describe_problem(problem: Problem) -> dict[str, object]:
@@ -135,6 +128,76 @@ def describe_problem(problem: Problem) -> dict[str, object]:
         "start": describe_start(start_of(problem)),
         "code": {role: code_digest(cls) for role, cls in classes.items()},
     }
+
+
+def ask(
+    problem: Problem,
+    target: TargetLike,
+    cost: str | Cost,
+    *,
+    rounds: int,
+    record_every: int,
+    costs: TimeModel | None = None,
+    devices: Devices | None = None,
+) -> Question:
+    """Check what is asked of every run, before any run.
+
+    Args:
+        problem: The problem.
+        target: The target. The column "gap" is the loss above its minimum.
+        cost: The cost to minimise.
+        rounds: The most rounds of a run.
+        record_every: Rounds between records.
+        costs: Latency, bandwidth and speed.
+        devices: The clients' devices.
+
+    Returns:
+        The question, whose target is a recorded column.
+
+    Raises:
+        InputError: If a number or the cost cannot be used, the target's column is not recorded, its
+            value is reached at the start, or the minimum of the loss is not known.
+    """
+    check_whole("rounds", rounds, 1)
+    check_whole("record_every", record_every, 1)
+    price, link, goal = Cost.parse(cost), costs or TimeModel(), Target.parse(target)
+    check_link(price, link, devices)
+    if goal.column == "gap":
+        if goal.value <= 0:
+            raise InputError(f"a gap must be above 0, not {goal.value:g}")
+        if not is_convex(problem):
+            raise InputError(
+                "a gap needs the minimum of the loss, which is known for convex objectives only; "
+                "choose a gradient norm, or loss:VALUE"
+            )
+        loss = float(f"{reference(problem).loss + goal.value:.12g}")
+        goal = replace(goal, column="loss", value=loss)
+    column, recorded = goal.column, problem.evaluate(start_of(problem))
+    if column not in recorded:
+        raise InputError(
+            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
+            f"the problem records {', '.join(recorded)}"
+        )
+    if goal.is_met(recorded[column], find_direction(problem, column)):
+        raise InputError(
+            f"{goal.title} is reached before the first round, where it is "
+            f"{recorded[column]:.4g}; choose a harder target"
+        )
+    return Question(goal, price, math.inf, record_every, rounds, link=link, devices=devices)
+
+
+def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> None:
+    """Refuse seconds as a cost if nothing says what takes time.
+
+    Raises:
+        InputError: If the cost counts seconds and all of `link` is at its defaults, or it counts
+            simulated seconds and there are no devices.
+    """
+    check_time(cost, devices)
+    if cost.is_estimated and not link.given:
+        raise InputError(
+            "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
+        )
 
 
 def parse_budget(budget: str | float) -> float:
@@ -159,59 +222,6 @@ def parse_budget(budget: str | float) -> float:
     return seconds
 
 
-def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> None:
-    """Refuse seconds as a cost if nothing says what takes time.
-
-    Raises:
-        InputError: If the cost counts seconds and all of `link` is at its defaults, or it counts
-            simulated seconds and there are no devices.
-    """
-    check_time(cost, devices)
-    if cost.is_estimated and not link.given:
-        raise InputError(
-            "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
-        )
-
-
-def resolve_target(problem: Problem, target: TargetLike) -> Target:
-    """Check a target, and turn a gap into a loss.
-
-    Args:
-        problem: The problem.
-        target: The target to reach. The column "gap" is the loss above its minimum.
-
-    Returns:
-        The target, of a recorded column.
-
-    Raises:
-        InputError: If the column is not recorded, its direction is not known, the value is reached
-            at the start, or the minimum of the loss is not known.
-    """
-    target = Target.parse(target)
-    if target.column == "gap":
-        if target.value <= 0:
-            raise InputError(f"a gap must be above 0, not {target.value:g}")
-        if not is_convex(problem):
-            raise InputError(
-                "a gap needs the minimum of the loss, which is known for convex objectives only; "
-                "choose a gradient norm, or loss:VALUE"
-            )
-        loss = float(f"{reference(problem).loss + target.value:.12g}")
-        target = replace(target, column="loss", value=loss)
-    column, recorded = target.column, problem.evaluate(start_of(problem))
-    if column not in recorded:
-        raise InputError(
-            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
-            f"the problem records {', '.join(recorded)}"
-        )
-    if target.is_met(recorded[column], find_direction(problem, column)):
-        raise InputError(
-            f"{target.title} is reached before the first round, where it is "
-            f"{recorded[column]:.4g}; choose a harder target"
-        )
-    return target
-
-
 def find_direction(problem: Problem, column: str) -> bool:
     """Return True if a higher value of a column that the problem records is better."""
     return History({"problem": problem.describe()}).higher_is_better(column)
@@ -227,7 +237,6 @@ class Trial:
     Attributes:
         cost: The cost to the target, or inf if it was not reached.
         best: The best value of the target's column.
-        diverged: Whether the run diverged.
         spent: The cost of the whole run.
         rounds: Its rounds.
         capped: Whether it ended at its cap before it reached the target.
@@ -237,7 +246,6 @@ class Trial:
 
     cost: float
     best: float
-    diverged: bool
     spent: float
     rounds: int
     capped: bool
@@ -256,7 +264,7 @@ class _Watch:
         self, question: Question, higher: bool, cap: float, deadline: float | None
     ) -> None:
         self._question, self._higher, self._cap = question, higher, cap
-        self._deadline = deadline
+        self._deadline = math.inf if deadline is None else deadline
         self._first: float | None = None
         self._stretch = Stretch(question.target.hold)
 
@@ -266,7 +274,7 @@ class _Watch:
         is_met = question.target.is_met(record[question.target.column], self._higher)
         if self._stretch.add(record["round"], is_met and loss <= self._first):
             return "reached"
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline:
             return _LATE
         if self._stretch.round is not None:
             return None
@@ -300,12 +308,11 @@ def run_trial(
     trial = Trial(
         cost=question.cost_of(history),
         best=history.best(target.column),
-        value=history.last(target.column),
-        at_end=history.ends_at(target),
-        diverged=history.diverged,
         spent=float(question.costs(history)[-1]),
         rounds=int(history.last("round")),
         capped=history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped",
+        value=history.last(target.column),
+        at_end=history.ends_at(target),
     )
     return trial, history if spec.seed >= HELD_OUT_SEED else None
 
@@ -313,92 +320,53 @@ def run_trial(
 # --- many trials ----------------------------------------------------------------------------------
 
 
-class TrialStore:
-    """Finished trials in a file of JSON lines, from which an interrupted search continues.
-
-    A trial is found again by the question, the method with all its hyper-parameters, the code of
-    the method and of its codecs, the versions, and the seed. A line whose digest differs is
-    ignored, and its run is repeated.
-
-    Args:
-        path: The file. If None, the trials are kept in memory only.
-        question: Plain values that identify the question, the problem, its data and its code. The
-            file may hold trials of others.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, question: Mapping[str, object]) -> None:
-        self._path = None if path is None else Path(path)
-        self._key = result_key(question)[:16]
-        self._trials: dict[tuple[str, int], Trial] = {}
-        self._keys: dict[AnyMethod, str] = {}
-        self._codes: dict[tuple[Code, ...], str] = {}
-        self._is_incomplete = False
-        """Whether the last line of the file is incomplete, because its writer was killed."""
-        if self._path is not None and self._path.exists():
-            text = self._path.read_text(encoding="utf-8", errors="replace")
-            self._is_incomplete = text != "" and not text.endswith("\n")
-            for line in text.split("\n"):
-                self._read(line)
-
-    def _read(self, line: str) -> None:
+def read_trials(path: Path) -> dict[str, Trial]:
+    """Return the trials of a file by key. A line whose digest differs is ignored."""
+    found: dict[str, Trial] = {}
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n"):
         try:
             entry = json.loads(line)
-            if entry["question"] != self._key or entry.pop("digest") != digest(entry):
-                return  # of another question, or changed since it was written
-            key, seed = msgspec.convert((entry["key"], entry["seed"]), tuple[str, int])
-            values = {each.name: entry[each.name] for each in fields(Trial)}
-            trial = msgspec.convert(values, Trial)
+            if entry.pop("digest") == digest(entry):
+                found[entry["key"]] = msgspec.convert(entry["trial"], Trial)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return  # an incomplete line, or not a trial: the run is repeated
-        if trial.cost >= 0 and trial.spent >= 0 and not math.isnan(trial.best):
-            self._trials[key, seed] = trial
+            continue  # an incomplete line, or not a trial: the run is repeated
+    return found
 
-    def _key_of(self, method: AnyMethod) -> str:
-        """Return a digest of the method, its hyper-parameters and its code."""
-        if method not in self._keys:
-            classes = tuple(method_code(method).values())
-            if classes not in self._codes:
-                self._codes[classes] = method_digest(method)
-            about = json.dumps([describe_method(method), self._codes[classes]], sort_keys=True)
-            self._keys[method] = hashlib.sha256(about.encode()).hexdigest()[:16]
-        return self._keys[method]
 
-    def of(self, question: Mapping[str, object]) -> TrialStore:
-        """Return the trials of another question, in the same file."""
-        return TrialStore(self._path, question)
-
-    def get(self, method: AnyMethod, seed: int) -> Trial | None:
-        """Return the trial, or None if it has not been run."""
-        return self._trials.get((self._key_of(method), seed))
-
-    def put(self, method: AnyMethod, seed: int, trial: Trial) -> None:
-        """Add a trial. Its line is on disk when this returns."""
-        key = self._key_of(method)
-        self._trials[key, seed] = trial
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        entry = {"question": self._key, "key": key, "seed": seed, **asdict(trial)}
-        entry["method"] = describe_method(method)
-        entry["digest"] = digest(json.loads(json.dumps(entry)))
-        with open(self._path, "a", encoding="utf-8") as stream:
-            stream.write(("\n" if self._is_incomplete else "") + json.dumps(entry) + "\n")
-            self._is_incomplete = False
-            stream.flush()
-            os.fsync(stream.fileno())
+def append_trial(path: Path, entry: dict[str, object]) -> None:
+    """Add a line with a digest to a file. It is on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entry = json.loads(json.dumps(entry))
+    line = json.dumps({**entry, "digest": digest(entry)})
+    with open(path, "a+b") as stream:
+        stream.seek(max(0, stream.tell() - 1))
+        is_incomplete = stream.read() not in (b"", b"\n")  # its last writer was killed
+        stream.write(("\n" * is_incomplete + line + "\n").encode())
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 class Trials:
     """Run the trials that are not in the store, and count them.
 
+    A stored trial is used for the same question, hyper-parameters, code, versions and seed.
+
     Args:
         problem: The problem.
         question: What is asked.
-        store: The file of finished trials. If None, they are kept in memory.
+        store: A file of JSON lines with the finished trials, from which an interrupted search
+            continues. If None, they are kept in memory.
         jobs: Processes. If None, joblib's current backend decides.
         progress: Called after each run.
         max_runs: The most new runs, or None for any number.
         deadline: When to end, as `time.monotonic` counts, or None for never.
+
+    Attributes:
+        question: What is asked. Another limit leaves the question the same; use `ask` for others.
+        higher: Whether higher values of the target's column are better.
+        done: The number of new runs.
+        reused: The number of runs that were taken from the store.
     """
 
     def __init__(
@@ -412,14 +380,21 @@ class Trials:
         max_runs: int | None = None,
         deadline: float | None = None,
     ) -> None:
-        self.problem, self.question = problem, question
+        self.problem = problem
+        self.ask(question)
         self.higher = find_direction(problem, question.target.column)
-        self._store = TrialStore(store, question.describe(problem))
+        self._path = None if store is None else Path(store)
+        self._trials = {} if self._path is None else read_trials(self._path)
         self.jobs, self.progress = jobs, progress
         self.max_runs, self.deadline = max_runs, deadline
         self.done = self.reused = 0
         self._seen: set[tuple[AnyMethod, int]] = set()
+        self._keys: dict[AnyMethod, str] = {}
         self._held_out: dict[tuple[AnyMethod, int], History] = {}
+
+    def ask(self, question: Question) -> None:
+        """Ask another question from now on. Trials of other questions do not answer it."""
+        self.question, self._asked = question, question.key(self.problem)[:16]
 
     def run(self, tasks: Sequence[Task]) -> list[Trial]:
         """Run (method, seed, cap), all of them, and return their trials as these caps show them.
@@ -427,69 +402,57 @@ class Trials:
         Raises:
             SearchEnded: If the runs or the time are used up.
         """
-        question = self.question
         todo = list(dict.fromkeys(task for task in tasks if self.known(*task) is None))
-        for method, seed, _ in tasks:
-            if (method, seed) not in self._seen and (method, seed) not in {t[:2] for t in todo}:
-                self.reused += 1
-            self._seen.add((method, seed))
-        if todo and self._is_over(len(todo)):
+        asked, new = {task[:2] for task in tasks}, {task[:2] for task in todo}
+        self.reused += len(asked - new - self._seen)
+        self._seen |= asked
+        most = math.inf if self.max_runs is None else self.max_runs
+        if todo and (self._is_late() or self.done + len(todo) > most):
             raise SearchEnded
         # Runs end at the deadline by themselves; joblib would stop its processes within a batch.
         size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
         for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
             arguments = [
-                (question.make_spec(self.problem, method, seed), question, cap, self.deadline)
+                (self._spec(method, seed), self.question, cap, self.deadline)
                 for method, seed, cap in batch
             ]
             results = run_tasks(run_trial, arguments, self.jobs)
             for (method, seed, _), found in zip(batch, results, strict=True):
-                if found is None:
-                    continue
-                trial, history = found
-                self._store.put(method, seed, trial)
-                if history is not None:
-                    self._held_out[method, seed] = history
-                self.done += 1
-                if self.progress:
-                    self.progress(self.done + self.reused, self.max_runs, _note(method, trial))
-            if self.deadline is not None and time.monotonic() > self.deadline:
+                if found is not None:
+                    self._add(method, seed, *found)
+            if self._is_late():
                 raise SearchEnded
-        found_trials = [self.known(*task) for task in tasks]
-        return [trial for trial in found_trials if trial is not None]
+        return [trial for task in tasks if (trial := self.known(*task)) is not None]
 
-    def ask(self, question: Question) -> None:
-        """Ask another question from now on. Trials of other questions do not answer it."""
-        self.question = question
-        self._store = self._store.of(question.describe(self.problem))
+    def _spec(self, method: AnyMethod, seed: int) -> RunSpec:
+        return self.question.make_spec(self.problem, method, seed)
 
-    def stored(self, method: AnyMethod, seed: int) -> Trial:
-        """Return a trial that has been run."""
-        trial = self._store.get(method, seed)
-        assert trial is not None
-        return trial
+    def _is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
 
-    def find(self, method: AnyMethod, seed: int) -> Trial | None:
-        """Return a trial as the present limit shows it, also one that ended at a lower cap."""
-        return self.known(method, seed, math.inf) or self._store.get(method, seed)
+    def _add(self, method: AnyMethod, seed: int, trial: Trial, history: History | None) -> None:
+        key = self._key(method, seed)
+        self._trials[key] = trial
+        if self._path is not None:
+            about = {"method": describe_method(method), "seed": seed}
+            append_trial(self._path, {"key": key, "trial": asdict(trial), **about})
+        if history is not None:
+            self._held_out[method, seed] = history
+        self.done += 1
+        if self.progress:
+            cost = f"{trial.cost:.4g}" if math.isfinite(trial.cost) else "not reached"
+            note = f"{method.name} step {effective_step(method):.3g}: {cost}"
+            self.progress(self.done + self.reused, self.max_runs, note)
 
-    def history(self, method: AnyMethod, seed: int) -> History:
-        """Return the run of a trial on a held-out seed. If it was stored, run it again."""
-        if (method, seed) not in self._held_out:
-            spec = self.question.make_spec(self.problem, method, seed)
-            found = run_trial(spec, self.question, math.inf)
-            assert found is not None
-            assert found[1] is not None
-            self._held_out[method, seed] = found[1]
-        return self._held_out[method, seed]
-
-    def _is_over(self, count: int) -> bool:
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        return late or (self.max_runs is not None and self.done + count > self.max_runs)
+    def _key(self, method: AnyMethod, seed: int) -> str:
+        if method not in self._keys:
+            about = {"method": describe_method(method), "code": method_digest(method)}
+            self._keys[method] = digest(about)[:16]
+        return f"{self._asked}/{self._keys[method]}/{seed}"
 
     def known(self, method: AnyMethod, seed: int, cap: float) -> Trial | None:
         """Return the stored trial as it would have ended at this cap, or None if there is none."""
-        trial = self._store.get(method, seed)
+        trial = self._trials.get(self._key(method, seed))
         cap = min(cap, self.question.limit)
         if trial is None or (trial.capped and trial.spent <= cap):
             return None
@@ -497,7 +460,20 @@ class Trials:
             return replace(trial, cost=math.inf, capped=True)
         return trial
 
+    def find(self, method: AnyMethod, seed: int) -> Trial | None:
+        """Return a trial as the present limit shows it, also one that ended at a lower cap."""
+        known = self.known(method, seed, math.inf)
+        return known or self._trials.get(self._key(method, seed))
 
-def _note(method: AnyMethod, trial: Trial) -> str:
-    cost = f"{trial.cost:.4g}" if math.isfinite(trial.cost) else "not reached"
-    return f"{method.name} step {effective_step(method):.3g}: {cost}"
+    def stored(self, method: AnyMethod, seed: int) -> Trial:
+        """Return a trial that has been run, as it ended."""
+        return self._trials[self._key(method, seed)]
+
+    def history(self, method: AnyMethod, seed: int) -> History:
+        """Return the run of a trial on a held-out seed. If it was stored, run it again."""
+        if (method, seed) not in self._held_out:
+            found = run_trial(self._spec(method, seed), self.question, math.inf)
+            assert found is not None
+            assert found[1] is not None
+            self._held_out[method, seed] = found[1]
+        return self._held_out[method, seed]

@@ -76,8 +76,8 @@ def search(
             )  # fmt: skip
             store = out / "tuning" / f"{figure}.jsonl"
             trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
-            axes = given_axes(method, problem, values, fixed=True)
-            found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes))
+            axes = given_axes(method, problem, values, is_fixed=True)
+            found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes, values))
             found.run()
             best, scores = found.best, found.scores()
             near = sorted({m.eta_g for m, score in scores if score.ratio <= 1.1})

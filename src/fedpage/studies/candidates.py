@@ -1,0 +1,221 @@
+"""The methods of a tuning: which take part, and what is found for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedpage.core.capabilities import is_convex
+from fedpage.core.errors import InputError, short_repr
+from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.devices import Devices
+from fedpage.engine.simulate import simulate
+from fedpage.methods import METHODS, MethodEntry
+from fedpage.methods.fair import default_method
+from fedpage.runs import build
+from fedpage.runs.history import History
+from fedpage.runs.spec import RunOptions
+from fedpage.studies.search import Score
+from fedpage.studies.space import Tunable, with_codecs
+from fedpage.studies.statistics import CostSample
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method of a tuning.
+
+    Attributes:
+        name: Its name on the command line.
+        entry: Its entry of the registry.
+        method: The settings that its search starts from.
+        notes: What a deployment must know: client states, assumptions that do not hold here.
+        probe: A run of one round with these settings.
+    """
+
+    name: str
+    entry: MethodEntry
+    method: AnyMethod
+    notes: tuple[str, ...] = ()
+    probe: History = field(default_factory=History, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """The name as papers print it."""
+        return self.entry.label
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether clients keep nothing between rounds."""
+        return self.entry.cls.client_state is None
+
+    @property
+    def has_codecs(self) -> bool:
+        """Whether the method compresses its replies and its messages if it is asked to."""
+        return {"up", "down"} <= set(self.entry.hyper_parameters)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method with the settings that were found, and its evaluation on held-out seeds.
+
+    Attributes:
+        candidate: The method as it entered the search.
+        method: The best settings.
+        searched: The hyper-parameters that were searched, "step" and "rho" among them.
+        scores: The settings that were tried with their scores, the best first.
+        sample: The costs on the held-out seeds, or None if it did not run on them.
+        at_end: How many of the held-out runs end at the target.
+        value: The median value of the target's column at the end of these runs.
+        rounds: The most rounds of these runs.
+        is_local_optimum: Whether no neighbour on any axis is better.
+        edges: The axes on which the best is at an end of a grid that the user fixed.
+        note: The reason why better settings may exist, or "".
+        is_tied: Whether the held-out seeds do not tell it apart from the first.
+        p_value: The adjusted p-value of that comparison.
+        eliminated: The reason why it was eliminated before the evaluation, or "".
+        times: Its cost over the best one's when it was eliminated, inf if it had not reached the
+            target.
+    """
+
+    candidate: Candidate
+    method: Tunable
+    searched: tuple[str, ...]
+    scores: tuple[tuple[AnyMethod, Score], ...]
+    sample: CostSample | None = None
+    at_end: int = 0
+    value: float = math.nan
+    rounds: int = 0
+    is_local_optimum: bool = False
+    edges: tuple[str, ...] = ()
+    note: str = ""
+    is_tied: bool = True
+    p_value: float = 1.0
+    eliminated: str = ""
+    times: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The method's name on the command line."""
+        return self.candidate.name
+
+    @property
+    def label(self) -> str:
+        """The method's name as papers print it."""
+        return self.candidate.label
+
+    @property
+    def hyper(self) -> str:
+        """Its hyper-parameters with all digits, as `hyper` of a Flower app takes them."""
+        return " ".join(f"{name}={text}" for name, text in build.hyper_words(self.method).items())
+
+    @property
+    def settings(self) -> str:
+        """Its hyper-parameters that are not defaults, in short."""
+        words = build.hyper_words(self.method).items()
+        return " ".join(f"{name}={_shorten(text)}" for name, text in words) or "defaults"
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the target was reached on at least half of the held-out seeds."""
+        return self.sample is not None and math.isfinite(self.sample.median)
+
+    def describe(self, unit: str) -> str:
+        """Return the cost on the held-out seeds in one line."""
+        return "not evaluated" if self.sample is None else self.sample.text(unit)
+
+
+def _shorten(text: str) -> str:
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text
+
+
+def list_candidates(
+    problem: Problem,
+    *,
+    methods: Sequence[str | AnyMethod] | None = None,
+    stateless: bool = False,
+    codecs: bool = False,
+    devices: Devices | None = None,
+) -> tuple[list[Candidate], dict[str, str]]:
+    """List the methods that run on a problem.
+
+    Variants such as "fedavg-full" are left out, because the search includes what they fix.
+
+    Args:
+        problem: The problem.
+        methods: Names of methods, or methods to start from. If None, all registered ones.
+        stateless: Whether to leave out methods whose clients keep a state.
+        codecs: Whether methods start with codecs if they take them.
+        devices: The clients' devices.
+
+    Returns:
+        The candidates, and the reason for each method that is left out, by its name.
+
+    Raises:
+        InputError: If a name is unknown, or no method is left.
+    """
+    candidates: list[Candidate] = []
+    left_out: dict[str, str] = {}
+    for name, entry, method in _find_methods(methods):
+        if stateless and entry.cls.client_state is not None:
+            left_out[name] = "its clients keep a state"
+            continue
+        try:
+            if method is None:
+                method = default_method(entry, {}, problem)
+                method = with_codecs(method) if codecs else method
+            options = RunOptions(devices=devices)
+            probe = simulate(problem, method, rounds=1, seed=0, record_every=0, options=options)
+        except InputError as error:
+            left_out[name] = str(error)
+            continue
+        candidates.append(Candidate(name, entry, method, _notes(entry, problem), probe))
+    if not candidates:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise InputError(f"no method can run on this problem: {reasons}")
+    return candidates, left_out
+
+
+def _find_methods(
+    methods: Sequence[str | AnyMethod] | None,
+) -> list[tuple[str, MethodEntry, AnyMethod | None]]:
+    """Look up the methods. The last item is the method if it was given with its settings."""
+    if methods is None:
+        return [(name, entry, None) for name, entry in METHODS.items() if not entry.variant_of]
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
+    found: dict[str, tuple[str, MethodEntry, AnyMethod | None]] = {}
+    for method in methods:
+        if isinstance(method, str):
+            name, entry, given = method.strip(), build.find_method(method.strip()), None
+        elif hasattr(type(method), "effective_step"):
+            (name, entry), given = find_entry(method), method
+        else:
+            raise InputError(f"{short_repr(method)} is neither a method nor the name of one")
+        if name in found:
+            raise InputError(f"method {name!r} is named twice; name it once")
+        found[name] = (name, entry, given)
+    return list(found.values())
+
+
+def find_entry(method: AnyMethod) -> tuple[str, MethodEntry]:
+    """Return the name and the entry of a method's class, which may not be registered."""
+    cls = type(method)
+    known = (n for n, entry in METHODS.items() if entry.cls is cls and not entry.preset)
+    name = next(known, str(method.name))
+    return name, METHODS.get(name) or MethodEntry(cls, cls.name)
+
+
+def _notes(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
+    notes = []
+    if entry.cls.client_state is not None:
+        notes.append("clients keep a state")
+    if "every round" in entry.assumes:
+        notes.append("all clients in every round")
+    if "convex" in entry.assumes and not is_convex(problem):
+        needs = "strong convexity" if "strongly convex" in entry.assumes else "convexity"
+        notes.append(f"heuristic here, because it assumes {needs}")
+    return tuple(notes)
