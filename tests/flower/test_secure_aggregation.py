@@ -359,10 +359,20 @@ def test_a_node_refuses_other_keys_too_few_clients_and_changed_shares(tapped):
     record = request.content["secure"]
     keys, mask_keys = record["channel_keys"], record["mask_keys"]
     assert send_changed(grid, 0, protocol.SHARES, request, nonce=record["nonce"], round=3) is None
-    other = keys[:-32] + os.urandom(32)
-    assert send_changed(grid, 0, protocol.SHARES, request, channel_keys=other) == "protocol"
-    few = {"clients": "0,1", "channel_keys": keys[:64], "mask_keys": mask_keys[:64], "round": 99}
-    assert send_changed(grid, 0, protocol.SHARES, request, **few) == "protocol"
+
+    def first(count, **fields):
+        names = ",".join(map(str, range(count)))
+        parts = {"channel_keys": keys[: 32 * count], "mask_keys": mask_keys[: 32 * count]}
+        return {"clients": names, **parts, **fields}
+
+    for change in (
+        {"channel_keys": keys[:-32] + os.urandom(32)},  # of a peer, and of the node
+        {"channel_keys": os.urandom(32) + keys[32:]},
+        {"mask_keys": os.urandom(32) + mask_keys[32:]},
+        first(2, round=99),
+        first(7),  # the sum over eight was unmasked in this round
+    ):
+        assert send_changed(grid, 0, protocol.SHARES, request, **change) == "protocol", change
     request = tap.last(protocol.TRAIN, "3")[0]
     sealed = bytearray(request.content["secure"]["sealed"])
     assert send_changed(grid, 0, protocol.TRAIN, request) is None
