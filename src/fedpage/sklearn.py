@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, ClassVar, Literal, Self, TypeGuard
+from typing import Any, Literal, Self, TypeGuard
 
 import numpy as np
 from scipy.special import expit, softmax
@@ -24,7 +24,7 @@ from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, StopReason, Vector
-from fedpage.core.validate import check_whole
+from fedpage.core.validate import at_least_zero, check_whole, choice, positive
 from fedpage.data import Dataset, Partition, by_id
 from fedpage.data.dataset import Label, class_targets
 from fedpage.engine.simulate import simulate
@@ -93,23 +93,24 @@ class _Federated(BaseEstimator):
         Raises:
             InputError: `method__...` is given, and the method is not an object.
         """
-        own = {name: value for name, value in params.items() if name.startswith("method__")}
-        super().set_params(**{name: params[name] for name in params if name not in own})
-        if own:
-            if not _is_method(self.method):
-                raise InputError(
-                    f"{next(iter(own))} needs a method that is an object, such as "
-                    f"method=fp.SecantPAGE(), not {short_repr(self.method)}"
-                )
-            changes = {name.removeprefix("method__"): value for name, value in own.items()}
-            known = [field.name for field in dataclasses.fields(self.method)]
-            for name in changes:
-                if name not in known:
-                    raise InputError(
-                        f"{type(self.method).__name__} has no {name};"
-                        f"{did_you_mean(name, known)} it has {', '.join(known)}"
-                    )
-            self.method = dataclasses.replace(self.method, **changes)
+        changes = {}
+        for name in [name for name in params if name.startswith("method__")]:
+            changes[name.removeprefix("method__")] = params.pop(name)
+        super().set_params(**params)
+        if not changes:
+            return self
+        if not _is_method(self.method):
+            raise InputError(
+                f"method__{next(iter(changes))} needs a method that is an object, such as "
+                f"method=fp.SecantPAGE(), not {short_repr(self.method)}"
+            )
+        known = [field.name for field in dataclasses.fields(self.method)]
+        for name in changes.keys() - set(known):
+            hint = did_you_mean(name, known)
+            raise InputError(
+                f"{type(self.method).__name__} has no {name};{hint} it has {', '.join(known)}"
+            )
+        self.method = dataclasses.replace(self.method, **changes)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -133,13 +134,13 @@ class _Federated(BaseEstimator):
         alpha_unit: float = 1.0,
     ) -> tuple[Vector, Vector]:
         """Run the method; return coefficients (outputs, p) and intercepts of the given features."""
-        check_whole("rounds", self.rounds, 1)
-        if not isinstance(self.tol, (int, float, np.number)) or not 0 < self.tol < np.inf:
-            raise InputError(f"tol must be a number above 0, not {short_repr(self.tol)}")
-        if self.reg not in REGULARISERS:
-            known = ", ".join(REGULARISERS)
-            raise InputError(f"reg must be one of {known}, not {short_repr(self.reg)}")
         rows = X.shape[0]
+        alpha = 1.0 / rows if self.alpha is None else self.alpha
+        label = type(self).__name__
+        check_whole("rounds", self.rounds, 1)
+        positive(label, "tol", self.tol)
+        at_least_zero(label, "alpha", alpha)
+        choice(label, "reg", self.reg, list(REGULARISERS))
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
@@ -150,18 +151,12 @@ class _Federated(BaseEstimator):
             X = scaler.fit_transform(X)
         data = Dataset.from_arrays(X, np.zeros(rows), name="training data")
         data = dataclasses.replace(data, y=target, classes=classes)
-        alpha = 1.0 / rows if self.alpha is None else self.alpha
-        if not isinstance(alpha, (int, float, np.number)) or not 0 <= alpha < np.inf:
-            raise InputError(f"alpha must be a number of at least 0, not {short_repr(alpha)}")
         alpha = float(alpha) * alpha_unit
         has_reg = self.reg != "none" and alpha > 0
         problem = OBJECTIVES[f"{objective}-{self.reg}" if has_reg else objective].problem(
-            data,
-            partition,
-            alpha=alpha if has_reg else None,
-            weights="size",
+            data, partition, alpha=alpha if has_reg else None, weights="size",
             intercept=bool(self.fit_intercept),
-        )
+        )  # fmt: skip
         self.problem_ = problem
         self.history_ = self._simulate(problem, int(seed))
         self.n_iter_ = int(self.history_.last("round"))
@@ -198,11 +193,9 @@ class _Federated(BaseEstimator):
             record_every=max(1, min(10, problem.N // getattr(method, "S", problem.N))),
         )  # fmt: skip
         if history.diverged:
-            advice = (
-                "rescale the features or give standardise=True"
-                if self.method is None
-                else "choose a smaller step, or method=None, which measures its own"
-            )
+            advice = "choose a smaller step, or method=None, which measures its own"
+            if self.method is None:
+                advice = "rescale the features or give standardise=True"
             raise InputError(
                 f"{type(self).__name__}: {history.label} diverged ({history.stop_detail}); {advice}"
             )
@@ -225,26 +218,27 @@ class _Federated(BaseEstimator):
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):
-    """Classify by logistic regression, or softmax regression of more than two classes.
+    """Classify by logistic regression, or by softmax regression if there are more than two classes.
 
     The objective is the mean loss over all rows plus the regulariser, as in scikit-learn's
     LogisticRegression, and is the same for any division into clients. `sample_weight` is not
     supported.
 
     Args:
-        method: A method such as `fp.FedPAGE(S=5, eta_g=0.5)`, whose S is at most the number of
-            clients here; the name of one, such as "fedpage", with its defaults and the step 0.9/L;
-            None: SecantPAGE, which measures its step.
-        clients: The clients among which shuffled rows are divided, where `fit` gets no groups; at
-            most the number of rows.
+        method: A method such as `fp.FedPAGE(S=5, eta_g=0.5)`, or the name of one, such as
+            "fedpage", with its defaults and the step 0.9/L. By default it is SecantPAGE, which
+            measures its step. S is at most the number of clients.
+        clients: The number of clients among which shuffled rows are divided if `fit` gets no
+            groups. It is at most the number of rows.
         reg: The regulariser: "l2" (alpha |w|^2/2), "nonconvex", "smoothed-l1" or "none".
-        alpha: Its weight; None: 1/n for n rows, which is C=1 of scikit-learn's LogisticRegression.
-        fit_intercept: Whether there is an intercept, which is not regularised.
+        alpha: Its weight. By default it is 1/n for n rows, as with C=1 in scikit-learn's
+            LogisticRegression.
+        fit_intercept: Whether to fit an intercept, which is not regularised.
         standardise: Whether to train on features of mean 0 and deviation 1, or on sparse features
-            that are at most 1 in magnitude. The regulariser is of these features' coefficients.
-            `coef_` and `intercept_` are of the features as given.
-        rounds: The most communication rounds.
-        tol: The run ends where the gradient norm is at most tol times the first one, or tol if the
+            that are at most 1 in magnitude. The regulariser applies to the coefficients of these
+            features; `coef_` and `intercept_` belong to the features that were given.
+        rounds: The largest number of communication rounds.
+        tol: The run ends when the gradient norm is at most tol times the first one, or tol if the
             first is below 1.
         random_state: The seed of the division into clients and of the method.
 
@@ -254,7 +248,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         intercept_: (1,) or (C,).
         n_iter_: Communication rounds.
         history_: The record of the run: costs, losses, gradient norms.
-        problem_: The problem that was solved, over standardised features. A pickle leaves it out,
+        problem_: The problem that was solved, over standardised features. A pickle leaves it out
             because it holds the rows.
         n_features_in_: The number of features, p.
         feature_names_in_: (p,) the names of the columns, where X was a table.
@@ -272,8 +266,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         Args:
             X: (n, p) features: an array, a sparse matrix or a table of numbers.
             y: (n,) labels of any type.
-            groups: (n,) whose row each is; rows of one group are one client. None: the rows are
-                shuffled and divided among `clients` clients.
+            groups: (n,) the owner of each row; rows of one group are one client. By default the
+                rows are shuffled and divided among `clients` clients.
 
         Returns:
             This estimator.
@@ -321,18 +315,17 @@ class FederatedRegressor(RegressorMixin, _Federated):
     `sample_weight` is not supported.
 
     Args:
-        loss: "squares"; "huber" and "robust", which are for outliers and for which residuals are
-            measured in deviations of y; or "poisson" for counts, with the prediction exp(w.x + b).
-        method: As of `FederatedClassifier`.
-        clients: As of `FederatedClassifier`.
-        reg: As of `FederatedClassifier`.
-        alpha: The regulariser's weight; None: 1/n for n rows, which is alpha=1 of Ridge.
-        fit_intercept: As of `FederatedClassifier`.
-        standardise: As of `FederatedClassifier`.
-        rounds: As of `FederatedClassifier`.
-        tol: As of `FederatedClassifier`; of the objective with targets of mean 0 and deviation 1
-            ("poisson": of mean 1).
-        random_state: As of `FederatedClassifier`.
+        loss: "squares"; "huber" or "robust" for data with outliers, with residuals in units of
+            the deviation of y; or "poisson" for counts, with the prediction exp(w.x + b).
+        method: See `FederatedClassifier`, as for the parameters without an explanation here.
+        clients: The number of clients without groups.
+        reg: The regulariser.
+        alpha: Its weight. By default it is 1/n for n rows, as with alpha=1 in Ridge.
+        fit_intercept: Whether to fit an intercept.
+        standardise: Whether to scale the features.
+        rounds: The largest number of communication rounds.
+        tol: The tolerance, for targets of mean 0 and deviation 1 ("poisson": of mean 1).
+        random_state: The seed.
 
     Attributes:
         coef_: (p,).
@@ -350,8 +343,6 @@ class FederatedRegressor(RegressorMixin, _Federated):
     >>> round(model.score(X, y), 2)
     0.52
     """
-
-    _LOSSES: ClassVar = ("squares", "huber", "robust", "poisson")
 
     def __init__(
         self,
@@ -379,7 +370,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
         Args:
             X: (n, p) features: an array, a sparse matrix or a table of numbers.
             y: (n,) numbers.
-            groups: (n,) whose row each is; see `FederatedClassifier.fit`.
+            groups: (n,) the owner of each row; see `FederatedClassifier.fit`.
 
         Returns:
             This estimator.
@@ -387,9 +378,8 @@ class FederatedRegressor(RegressorMixin, _Federated):
         Raises:
             InputError: An argument cannot be used, or the run diverged.
         """
-        if self.loss not in self._LOSSES:
-            known = ", ".join(map(repr, self._LOSSES))
-            raise InputError(f"loss must be one of {known}, not {short_repr(self.loss)}")
+        losses = ("squares", "huber", "robust", "poisson")
+        choice(type(self).__name__, "loss", self.loss, losses)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True)
         y = y.astype(np.float64)
         if self.loss == "poisson":

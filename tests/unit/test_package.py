@@ -35,17 +35,11 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
         if name.startswith("src/") or "/" not in name:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    words = [
-        "--wheel",
-        "--no-isolation",
-        "--skip-dependency-check",
-        "--outdir",
-        str(tmp_path / "dist"),
-        str(source),
-    ]
+    words = ("--wheel", "--no-isolation", "--skip-dependency-check", "--outdir")
     done = subprocess.run(
-        [sys.executable, "-m", "build", *words], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "build", *words, str(tmp_path / "dist"), str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert wheel.name == f"fedpage-{fp.__version__}-py3-none-any.whl"
@@ -87,11 +81,8 @@ def test_the_citation_file_is_valid():
     about = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert about["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "license"} <= set(about)
-    assert [author["family-names"] for author in about["preferred-citation"]["authors"]] == [
-        "Zhao",
-        "Li",
-        "Richtárik",
-    ]
+    authors = [author["family-names"] for author in about["preferred-citation"]["authors"]]
+    assert authors == ["Zhao", "Li", "Richtárik"]
 
 
 @pytest.mark.parametrize(
@@ -108,19 +99,11 @@ def test_the_citation_file_is_valid():
     ],
 )
 def test_the_shell_completes(words, place, expected):
-    environment = {
-        **os.environ,
-        "_FEDPAGE_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(place),
-    }
+    asked = {"_FEDPAGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
     done = subprocess.run(
-        [sys.executable, "-m", "fedpage"],
-        capture_output=True,
-        text=True,
-        env=environment,
+        [sys.executable, "-m", "fedpage"], capture_output=True, text=True, env=os.environ | asked,
         check=False,
-    )
+    )  # fmt: skip
     assert set(done.stdout.split()) == expected, done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -81,17 +82,12 @@ def test_areas_of_discs_are_numbers_of_rows_and_discs_do_not_overlap(data, split
 def test_no_text_of_a_picture_is_cut_off_or_covers_another(data, clients):
     figure = fp.plot_partition(data, fp.iid(600, clients))
     boxes = [text.get_window_extent() for text in texts(figure)]
-    for number, box in enumerate(boxes):
-        assert box.x0 >= -1
-        assert box.y0 >= -1
-        assert box.x1 <= figure.bbox.x1 + 1
-        assert box.y1 <= figure.bbox.y1 + 1
-        for other in boxes[:number]:
-            apart = (
-                box.x1 <= other.x0 + 1 or other.x1 <= box.x0 + 1
-                or box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1
-            )  # fmt: skip
-            assert apart
+    page = figure.bbox
+    for box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= page.x1 + 1
+        assert -1 <= box.y0 <= box.y1 <= page.y1 + 1
+    for box, other in itertools.combinations([box.padded(-0.5) for box in boxes], 2):
+        assert not box.overlaps(other)
 
 
 def test_bands_are_shares_of_labels_and_use_every_client():
@@ -128,37 +124,39 @@ def test_ids_are_on_the_axis_where_they_are_few():
 
 
 def test_problems_bring_their_partition_and_files_are_written(tmp_path):
-    problem = fp.LogisticRegression(SICK, fp.iid(600, 5))
     path = tmp_path / "new" / "clients.svg"
-    figure = fp.plot_partition(problem, path=path)
+    figure = fp.plot_partition(fp.LogisticRegression(SICK, fp.iid(600, 5)), path=path)
     assert "<svg" in path.read_text()
     assert any("iid(5, seed=0)" in text.get_text() for text in texts(figure))
-    for arguments, text in (
-        ((SICK,), "has no client ids; give a partition"),
-        ((problem.data, fp.blocks(700, 2)), "names rows that"),
-        ((3,), "give a Dataset or a problem"),
-        ((problem, None, tmp_path / "x.foo"), "no such format of figures; write .pdf"),
-    ):
-        with pytest.raises(InputError, match=text) as error:
-            fp.plot_partition(*arguments)
-        assert "\n" not in str(error.value)
-
-
-def test_a_file_may_follow_the_problem(tmp_path):
     problem = fp.LogisticRegression(VISITS, fp.by_id(VISITS.clients))
-    fp.plot_partition(problem, tmp_path / "a.png")
+    fp.plot_partition(problem, tmp_path / "a.png")  # a file may follow the problem
     fp.plot_partition(VISITS, str(tmp_path / "b.png"))
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    with pytest.raises(InputError, match=r"expected a partition, such as fp\.by_id"):
-        fp.plot_partition(problem, TOWNS, tmp_path / "c.png")
 
 
-def test_histograms_count_every_client():
-    for sizes in (np.array([5]), np.arange(1, 30), np.array([1, 1, 2, 900, 40_000]), np.full(9, 3)):
-        found = data_summary.size_histogram(sizes)
-        assert sum(count for _, count, _ in found) == len(sizes)
-        assert max(len(bar) for _, _, bar in found) == 40
-    assert data_summary.size_histogram(np.full(9, 3)) == [("3", 9, "#" * 40)]
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((SICK,), "has no client ids; give a partition"),
+        ((SICK, fp.blocks(700, 2)), "names rows that"),
+        ((SICK, TOWNS, "c.png"), "expected a partition"),
+        ((3,), "give a Dataset or a problem"),
+        ((VISITS, None, "x.foo"), "no such format of figures"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(arguments, text):
+    with pytest.raises(InputError, match=text) as error:
+        fp.plot_partition(*arguments)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[5], range(1, 30), [1, 1, 2, 900, 40_000], [3] * 9], ids=lambda sizes: str(sizes[-1])
+)
+def test_histograms_count_every_client(sizes):
+    found = data_summary.size_histogram(np.array(sizes))
+    assert sum(count for _, count, _ in found) == len(sizes)
+    assert max(len(bar) for _, _, bar in found) == 40
 
 
 def test_show_prints_the_data_the_clients_and_a_histogram(run, tmp_path):
@@ -180,7 +178,13 @@ def test_show_prints_the_data_the_clients_and_a_histogram(run, tmp_path):
     assert [line.split()[3] for line in out.splitlines() if line.startswith("│")] == ["133"] * 3
 
 
-def test_show_refuses_what_it_cannot_do_in_one_line(refused):
-    refused(("data", "show", "census", "--partition", "iid"), "--clients")
-    refused(("data", "show", "census", "--partition", "by-id"), "--client-column")
-    refused(("data", "show", "censu"), "did you mean 'census'?")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("census", "--partition", "iid"), "--clients"),
+        (("census", "--partition", "by-id"), "--client-column"),
+        (("censu",), "did you mean 'census'?"),
+    ],
+)
+def test_show_refuses_what_it_cannot_do_in_one_line(refused, words, text):
+    refused(("data", "show", *words), text)

@@ -138,21 +138,28 @@ def test_a_method_shows_its_hyper_parameters(name):
     assert "object at" not in repr(method)
 
 
-def test_a_problem_says_what_matters():
-    assert repr(problem()) == (
-        "LogisticRegression(census, l2 alpha=0.1, 6 clients (blocks), d=123, 60 rows, weights size)"
-    )
-    data = fp.load("census", rows=60)
-    squares = fp.LeastSquares(data, fp.iid(60, 5, seed=3))
-    assert repr(squares) == "LeastSquares(census, 5 clients (iid, seed=3), d=123, 60 rows)"
-
-
-def test_settings_show_what_is_set():
-    assert repr(fp.Stop([0.1, "accuracy:0.9"])) == (
-        "Stop(target=(Target(value=0.1), Target(column='accuracy', value=0.9)))"
-    )
-    assert repr(fp.Policy()) == "Policy()"
-    assert repr(fp.RunOptions(threads=2)) == "RunOptions(threads=2)"
+@pytest.mark.parametrize(
+    ("make_value", "text"),
+    [
+        (
+            problem,
+            "LogisticRegression(census, l2 alpha=0.1, 6 clients (blocks), d=123, 60 rows, "
+            "weights size)",
+        ),
+        (
+            lambda: fp.LeastSquares(fp.load("census", rows=60), fp.iid(60, 5, seed=3)),
+            "LeastSquares(census, 5 clients (iid, seed=3), d=123, 60 rows)",
+        ),
+        (
+            lambda: fp.Stop([0.1, "accuracy:0.9"]),
+            "Stop(target=(Target(value=0.1), Target(column='accuracy', value=0.9)))",
+        ),
+        (fp.Policy, "Policy()"),
+        (lambda: fp.RunOptions(threads=2), "RunOptions(threads=2)"),
+    ],
+)
+def test_a_repr_says_what_is_set(make_value, text):
+    assert repr(make_value()) == text
 
 
 def test_results_of_studies_are_a_line_and_a_table():
@@ -255,19 +262,21 @@ def test_report_writes_a_page_and_is_still_a_package(tmp_path):
             fp.report(wrong, tmp_path / "no.html")
 
 
-def test_plan_refuses_what_it_cannot_use():
-    for options, text in (
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
         ({"target": "accuracy:0.9"}, "theorems are about a gradient norm"),
         ({"target": -1.0}, "above 0"),
         ({"target": 0.1, "constants": {"Ll": 3}}, "unknown constant 'Ll': did you mean 'L'"),
         ({"target": 0.1, "cost": "seconds"}, "cost 'seconds' needs"),
-    ):
-        with pytest.raises(fp.InputError, match=text):
-            fp.plan(problem(), S=2, **options)
+    ],
+)
+def test_plan_refuses_what_it_cannot_use(options, text):
+    with pytest.raises(fp.InputError, match=text):
+        fp.plan(problem(), S=2, **options)
 
 
 def test_plan_uses_constants_that_are_given():
     plan = fp.plan(problem(), target=0.01, S=2, constants={"L": 100.0})
-    assert plan.setting.L == 100.0
-    assert plan.origin["L"] == "given"
+    assert (plan.setting.L, plan.origin["L"]) == (100.0, "given")
     assert "L=100 (given)" in str(plan)

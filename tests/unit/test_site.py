@@ -7,7 +7,6 @@ import html
 import http.server
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,11 +14,11 @@ from pathlib import Path
 
 import links
 import pytest
+from browser import DARK, browse
 
 import fedpage as fp
 
 ROOT = Path(__file__).resolve().parents[2]
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.slow  # builds the site and opens it in a browser
 
 
@@ -140,75 +139,48 @@ for (const page of PAGES) {
 </script>"""
 
 
-class SiteHandler(http.server.SimpleHTTPRequestHandler):
-    """Serve the site and the probe, without logging."""
+def serve(site, body):
+    """Return a handler that serves the site, and at /probe a page with a script."""
 
-    probe = ""
+    class SiteHandler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self):
+            if self.path != "/probe":
+                super().do_GET()
+                return
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(f'<!doctype html><body><pre id="probe"></pre>{body}'.encode())
 
-    def do_GET(self):
-        if self.path != "/probe":
-            super().do_GET()
-            return
-        self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.end_headers()
-        self.wfile.write(f'<!doctype html><body><pre id="probe"></pre>{self.probe}</body>'.encode())
+        def log_message(self, *words):
+            pass
 
-    def log_message(self, *words):
-        pass
-
-
-def browse(address, tmp_path, *options):
-    if BROWSER is None:
-        pytest.skip("no chromium here; Debian's package `chromium` has it")
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--hide-scrollbars", "--window-size=1500,900", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=20000", "--dump-dom", *options, address,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    (found,) = re.findall(r'<pre id="probe"[^>]*>(.*?)</pre>', done.stdout, flags=re.DOTALL)
-    return json.loads(html.unescape(found))
+    return functools.partial(SiteHandler, directory=site)
 
 
 WIDE = [
-    "methods/scaffold.html",
-    "paper.html",
-    "deploy.html",
-    "gallery.html",
-    "theory.html",
+    "methods/scaffold.html", "paper.html", "deploy.html", "gallery.html", "theory.html",
     "api/methods.html",
-]
+]  # fmt: skip
 """Pages with the widest tables, formulas, pictures and code."""
 
 
 @pytest.mark.parametrize(
-    ("names", "width", "dark"), [(WIDE, 400, False), (["index.html"], 1400, True)]
+    ("names", "width", "options"), [(WIDE, 400, ()), (["index.html"], 1400, (DARK,))]
 )
-def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, dark):
-    handler = type(
-        "Handler",
-        (SiteHandler,),
-        {"probe": PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))},
-    )
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(handler, directory=site)
-    ) as server:
+def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, options):
+    probe = PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve(site, probe)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"http://127.0.0.1:{server.server_port}"
-        seen = browse(
-            f"{host}/probe",
-            tmp_path,
-            *(["--blink-settings=preferredColorScheme=0"] if dark else []),
-        )
+        seen, _ = browse(f"{host}/probe", tmp_path, "--window-size=1500,900", *options)
         server.shutdown()
     assert set(seen["wide"]) == set(names)
     assert {name: much for name, much in seen["wide"].items() if much > 0} == {}
     assert len(seen["loaded"]) > len(names)
     assert all(name.startswith((host, "data:")) for name in seen["loaded"])
     brightness = sum(int(v) for v in re.findall(r"\d+", seen["paper"])[:3]) / 3
-    assert brightness < 60 if dark else brightness > 240
+    assert brightness < 60 if options else brightness > 240
 
 
 CUT_PROBE = """<pre id="probe"></pre><script>
@@ -255,6 +227,6 @@ def browse_copy(page, probe, tmp_path):
     copy = page.with_name("probed.html")
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
     try:
-        return browse(copy.as_uri(), tmp_path)
+        return browse(copy.as_uri(), tmp_path, "--window-size=1500,900")[0]
     finally:
         copy.unlink()

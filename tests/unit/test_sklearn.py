@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import polars
 import pytest
 from scipy.sparse import csr_array, csr_matrix
 from sklearn import config_context, datasets
@@ -14,7 +15,7 @@ from sklearn.base import clone
 from sklearn.compose import make_column_transformer
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import HuberRegressor, LogisticRegression, PoissonRegressor, Ridge
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -85,8 +86,6 @@ def test_poisson_finds_the_coefficients_of_scikit_learn():
     np.testing.assert_allclose(model.coef_, reference.coef_, rtol=1e-3)
     assert model.intercept_ == pytest.approx(reference.intercept_, rel=1e-4)
     np.testing.assert_allclose(model.predict(X), reference.predict(X), rtol=1e-3)
-    with pytest.raises(fp.InputError, match="poisson: the targets must be at least 0"):
-        FederatedRegressor("poisson").fit(X, y - 50)
 
 
 @pytest.mark.parametrize("loss", ["huber", "robust"])
@@ -116,10 +115,11 @@ def test_groups_are_the_clients():
         FederatedClassifier().fit(X, y, groups=ids[1:])
 
 
-def test_all_rows_are_used_and_few_rows_have_few_clients():
+def test_clients_without_groups():
     X, y = load("iris")
     assert FederatedClassifier(clients=7).fit(X, y).problem_.sizes.sum() == len(y)
-    assert FederatedClassifier(clients=50).fit(X[40:60], y[40:60]).problem_.N == 20
+    few = FederatedClassifier(fp.SecantPAGE(S=50), clients=50)
+    assert few.fit(X[40:60], y[40:60]).problem_.N == 20  # one row each, and S is at most 20
 
 
 def test_the_grid_search_over_alpha_and_the_methods_settings():
@@ -140,12 +140,8 @@ def test_a_method_is_cloned_with_its_settings():
     assert twin.method == model.method
     assert twin.get_params()["method__eta_g"] == 0.25
     twin.set_params(method__S=4, clients=8)
-    assert (twin.method.S, twin.method.eta_g, twin.clients, model.get_params()["method__S"]) == (
-        4,
-        0.25,
-        8,
-        3,
-    )
+    assert (twin.method.S, twin.method.eta_g, twin.clients) == (4, 0.25, 8)
+    assert model.get_params()["method__S"] == 3
     with pytest.raises(fp.InputError, match="FedPAGE has no eta_G; did you mean 'eta_g'"):
         twin.set_params(method__eta_G=1.0)
     with pytest.raises(fp.InputError, match="needs a method that is an object"):
@@ -185,7 +181,6 @@ def test_pipelines_with_tables():
 
 
 def test_polars_tables():
-    polars = pytest.importorskip("polars", reason="the table of this test is polars'")
     frame = polars.DataFrame({"age": [30.0, 45, 28, 60] * 5, "height": [1.5, 1.6, 1.7, 1.8] * 5})
     model = FederatedClassifier(clients=3).fit(frame, ["no", "yes", "no", "yes"] * 5)
     assert model.feature_names_in_.tolist() == ["age", "height"]
@@ -217,11 +212,6 @@ def test_a_method_by_its_name_has_a_step_that_works(name):
     assert model.score(X, y) > 0.95
 
 
-def test_more_sampled_clients_than_clients_are_all_clients():
-    X, y = load("iris")
-    assert FederatedClassifier(fp.SecantPAGE(S=50), clients=4, tol=1e-2).fit(X, y).n_iter_ > 0
-
-
 def test_a_run_that_is_too_short_warns():
     X, y = load("iris")
     with pytest.warns(ConvergenceWarning, match="SecantPAGE has a gradient norm of .* 3 rounds"):
@@ -230,10 +220,17 @@ def test_a_run_that_is_too_short_warns():
     assert FederatedClassifier(tol=1e-2).fit(X, y).n_iter_ < FederatedClassifier().fit(X, y).n_iter_
 
 
-def test_a_run_that_diverges_is_an_error():
-    X, y = load("diabetes")
-    with pytest.raises(fp.InputError, match=r"FedAvg diverged .*; choose a smaller step"):
-        FederatedRegressor(method=fp.FedAvg(S=5, eta_l=50.0)).fit(X, y)
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        (FederatedRegressor(method=fp.FedAvg(S=5, eta_l=50.0)), "choose a smaller step"),
+        (FederatedClassifier(standardise=False), "rescale the features"),
+    ],
+)
+def test_a_run_that_diverges_is_an_error(model, advice):
+    X, y = load("breast_cancer")
+    with pytest.raises(fp.InputError, match=f"diverged .*; {advice}"):
+        model.fit(1e6 * X, y)
 
 
 def test_a_pickle_holds_the_model_and_not_the_rows():
@@ -261,54 +258,40 @@ def test_the_seed_decides_everything():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"method": 3}, "method must be a method such as"),
+        ({"method": 3}, "method must be"),
         ({"method": "fedpag"}, "did you mean 'fedpage'"),
         ({"clients": 0}, "clients"),
         ({"rounds": 0}, "rounds"),
-        ({"reg": "l3"}, "reg must be one of none, l2"),
+        ({"reg": "l1"}, "reg must be one of none, l2"),
         ({"alpha": -1.0}, "alpha"),
-        ({"tol": 0.0}, "tol must be a number above 0"),
+        ({"tol": 0.0}, "tol"),
+        ({"tol": "small"}, "tol"),
     ],
 )
 def test_bad_settings_are_refused_in_fit(options, text):
-    X, y = load("breast_cancer")
+    with pytest.raises(fp.InputError, match=text):
+        FederatedClassifier(**options).fit([[0.0], [1.0]], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "text"),
+    [
+        (FederatedRegressor("square"), [1, 2], "loss must be one of squares, huber"),
+        (FederatedRegressor("poisson"), [1, -2], "poisson: the targets must be at least 0"),
+        (FederatedClassifier(), [1, 1], "one class"),
+        (FederatedClassifier(), [0.5, 1], "Unknown label type"),
+    ],
+)
+def test_bad_targets_are_refused(model, targets, text):
     with pytest.raises(ValueError, match=text):
-        FederatedClassifier(**options).fit(X[:50], y[:50])
+        model.fit([[0.0], [1.0]], targets)
 
 
-def test_other_bad_input():
-    X, y = load("diabetes")
-    with pytest.raises(fp.InputError, match="loss must be one of 'squares', 'huber'"):
-        FederatedRegressor("square").fit(X, y)
-    with pytest.raises(fp.InputError, match="one class"):
-        FederatedClassifier().fit(X, np.ones(len(y)))
+def test_sample_weights_are_refused():
     weighted: Any = FederatedRegressor()
     with pytest.raises(TypeError, match="sample_weight"):
-        weighted.fit(X, y, sample_weight=y)
-    with pytest.raises(ValueError, match="Unknown label type"):
-        FederatedClassifier().fit(X, y + 0.5)
+        weighted.fit([[0.0], [1.0]], [1, 2], sample_weight=[1, 1])
 
 
 def test_the_name_in_fedpage():
     assert fp.sklearn.FederatedClassifier is FederatedClassifier
-    X, y = load("wine")
-    assert cross_val_score(FederatedClassifier(tol=1e-2), X, y, cv=3).min() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"tol": "small"}, "tol must be a number above 0, not 'small'"),
-        ({"tol": 0}, "tol must be a number above 0, not 0"),
-        ({"reg": "l1"}, "reg must be one of none, l2, nonconvex, smoothed-l1, not 'l1'"),
-    ],
-)
-def test_options_of_an_estimator_are_named_in_errors(options, said):
-    with pytest.raises(fp.InputError, match=said):
-        FederatedClassifier(**options).fit([[0.0], [1.0]], [0, 1])
-
-
-def test_a_run_that_diverges_on_huge_features_says_to_rescale_them():
-    X, y = datasets.load_breast_cancer(return_X_y=True)
-    with pytest.raises(fp.InputError, match=r"diverged .*; rescale the features or give standard"):
-        FederatedClassifier(standardise=False).fit(1e6 * X, y)

@@ -119,7 +119,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",
         [
-            "report.write_report", "report.plots", "report.panel", "report.style", "report.titles",
+            "report.write_report", "report.plots", "report.bands", "report.style", "report.titles",
             "report.figure_file", "report.search_plot", "report.partition_plot.plot_partition",
             "report.summary", "report.page", "report.watch", "runs.status",
         ],
