@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import refusal
 
 from fedpage import codecs
 from fedpage.codecs import CODECS, Keys, as_codec
@@ -237,76 +238,50 @@ def test_contractions_are_attained():
     assert mean <= 1e-25  # all signs and sizes are sent
 
 
-@pytest.mark.parametrize(
-    ("text", "omega", "alpha"),
-    [
-        ("none", 0.0, 1.0),
-        ("float32", 0.0, 1.0),
-        ("randk:12", 123 / 12 - 1, None),
-        ("randk:0.1", 123 / 12 - 1, None),
-        ("randk:100", 0.23, 0.77),
-        ("permk:20", 19.0, None),
-        ("permk", 122.0, None),
-        ("scaled(permk:20)", None, 1 / 20),
-        ("permk:20+sign", None, 1 / 20 / 7),
-        ("topk:12", None, 12 / 123),
-        ("natural", 1 / 8, 7 / 8),
-        ("dither:1", math.sqrt(123), None),
-        ("dither:4", 123 / 64, None),
-        ("dither:20", 123 / 1600, 1 - 123 / 1600),
-        ("sign", None, 1 / 123),
-        ("bernoulli:0.25", 3.0, None),
-        ("scaled(randk:12)", None, 12 / 123),
-        ("scaled(natural)", None, 8 / 9),
-        ("randk:12+natural", 123 / 12 * 9 / 8 - 1, None),
-        ("randk:12+dither:2", 123 / 12 * (1 + 12 / 16) - 1, None),
-        ("randk:12+float32", 123 / 12 - 1, None),
-        ("topk:12+natural", None, 12 / 123 * 7 / 8),
-        ("topk:12+dither:1", None, None),
-        ("topk:12+sign", None, 1 / 123),
-        ("bernoulli:0.25+sign", None, 1 / 4 / 123),
-    ],
-)
-def test_constants(text, omega, alpha):
+CONSTANTS = [  # at d = 123: omega, alpha, bits of float64 and float32, numbers
+    ("none", 0.0, 1.0, 123 * 64, 123 * 32, 123),
+    ("float32", 0.0, 1.0, 123 * 32, 123 * 32, 123),
+    ("float16", 0.0, 1.0, 123 * 16, 123 * 16, 123),
+    ("bfloat16", 0.0, 1.0, 123 * 16, 123 * 16, 123),
+    ("randk:12", 123 / 12 - 1, None, 12 * 64, 12 * 32, 12),
+    ("randk:0.1", 123 / 12 - 1, None, 12 * 64, 12 * 32, 12),
+    ("randk:100", 0.23, 0.77, 100 * 64, 100 * 32, 100),
+    ("permk:20", 19.0, None, 7 * 64, 7 * 32, 7),
+    ("scaled(permk:20)", None, 1 / 20, 7 * 64, 7 * 32, 7),
+    ("permk:20+sign", None, 1 / 20 / 7, 64 + 7, 32 + 7, 8),
+    ("topk:12", None, 12 / 123, 12 * 64 + 12 * 7, 12 * 32 + 12 * 7, 12),  # a list of positions
+    ("topk:17", None, 17 / 123, 17 * 64 + 17 * 7, 17 * 32 + 17 * 7, 17),
+    ("topk:18", None, 18 / 123, 18 * 64 + 123, 18 * 32 + 123, 18),  # a bitmap
+    ("natural", 1 / 8, 7 / 8, 123 * 12, 123 * 9, 123),
+    ("dither:1", math.sqrt(123), None, 64 + 123 * 2, 32 + 123 * 2, 124),
+    ("dither:3", 123 / 36, None, 64 + 123 * 3, 32 + 123 * 3, 124),
+    ("dither:4", 123 / 64, None, 64 + 123 * 4, 32 + 123 * 4, 124),  # five levels need three bits
+    ("dither:7", 123 / 196, 1 - 123 / 196, 64 + 123 * 4, 32 + 123 * 4, 124),
+    ("dither:8", 123 / 256, 1 - 123 / 256, 64 + 123 * 5, 32 + 123 * 5, 124),
+    ("sign", None, 1 / 123, 64 + 123, 32 + 123, 124),
+    ("bernoulli:0.25", 3.0, None, 123 * 64, 123 * 32, 123),
+    ("scaled(randk:12)", None, 12 / 123, 12 * 64, 12 * 32, 12),
+    ("scaled(natural)", None, 8 / 9, 123 * 12, 123 * 9, 123),
+    ("randk:12+natural", 123 / 12 * 9 / 8 - 1, None, 12 * 12, 12 * 9, 12),
+    ("randk:12+dither:2", 123 / 12 * (1 + 12 / 16) - 1, None, 64 + 12 * 3, 32 + 12 * 3, 13),
+    ("randk:12+float32", 123 / 12 - 1, None, 12 * 32, 12 * 32, 12),
+    ("topk:12+natural", None, 12 / 123 * 7 / 8, 12 * 12 + 12 * 7, 12 * 9 + 12 * 7, 12),
+    ("topk:12+dither:1", None, None, 64 + 12 * 9, 32 + 12 * 9, 13),
+    ("topk:12+sign", None, 1 / 123, 64 + 12 + 12 * 7, 32 + 12 + 12 * 7, 13),
+    ("bernoulli:0.25+sign", None, 1 / 4 / 123, 64 + 123, 32 + 123, 124),
+]
+
+
+@pytest.mark.parametrize(("text", "omega", "alpha", "long", "short", "floats"), CONSTANTS)
+def test_constants_and_bits(text, omega, alpha, long, short, floats):
     codec = as_codec(text)
     found = codec.omega(123), codec.alpha(123)
     for value, wanted in zip(found, (omega, alpha), strict=True):
         assert value == (None if wanted is None else pytest.approx(wanted))
     assert codec.is_unbiased == (omega is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "long", "short", "floats"),
-    [
-        ("none", 123 * 64, 123 * 32, 123),
-        ("float32", 123 * 32, 123 * 32, 123),
-        ("float16", 123 * 16, 123 * 16, 123),
-        ("bfloat16", 123 * 16, 123 * 16, 123),
-        ("randk:12", 12 * 64, 12 * 32, 12),
-        ("permk:20", 7 * 64, 7 * 32, 7),
-        ("topk:12", 12 * 64 + 12 * 7, 12 * 32 + 12 * 7, 12),  # a list of positions
-        ("topk:17", 17 * 64 + 17 * 7, 17 * 32 + 17 * 7, 17),
-        ("topk:18", 18 * 64 + 123, 18 * 32 + 123, 18),  # a bitmap
-        ("natural", 123 * 12, 123 * 9, 123),
-        ("dither:1", 64 + 123 * 2, 32 + 123 * 2, 124),
-        ("dither:3", 64 + 123 * 3, 32 + 123 * 3, 124),
-        ("dither:4", 64 + 123 * 4, 32 + 123 * 4, 124),  # five levels need three bits
-        ("dither:7", 64 + 123 * 4, 32 + 123 * 4, 124),
-        ("dither:8", 64 + 123 * 5, 32 + 123 * 5, 124),
-        ("sign", 64 + 123, 32 + 123, 124),
-        ("bernoulli:0.5", 123 * 64, 123 * 32, 123),
-        ("scaled(randk:12)", 12 * 64, 12 * 32, 12),
-        ("randk:12+natural", 12 * 12, 12 * 9, 12),
-        ("randk:12+dither:4", 64 + 12 * 4, 32 + 12 * 4, 13),
-        ("topk:12+natural", 12 * 12 + 12 * 7, 12 * 9 + 12 * 7, 12),
-        ("topk:12+sign", 64 + 12 + 12 * 7, 32 + 12 + 12 * 7, 13),
-    ],
-)
-def test_bits(text, long, short, floats):
-    codec = as_codec(text)
-    assert codec.bits(123, np.float64) == long
-    assert codec.bits(123, np.float32) == short
+    assert (codec.bits(123, np.float64), codec.bits(123, np.float32)) == (long, short)
     assert codec.floats(123) == floats
+    assert as_codec("permk").omega(123) == 122.0
 
 
 def test_the_documentation_has_these_bits():
@@ -592,10 +567,9 @@ GOLDEN = {
 }
 
 
-def refuses(codec, payload, d, keys, match):
-    with pytest.raises(InputError, match=match) as caught:
-        codec.decode(np.asarray(payload, np.uint8), d, np.float64, keys)
-    assert "\n" not in str(caught.value)
+def refuse(codec, payload, d, keys, words):
+    text = refusal(codec.decode, np.asarray(payload, np.uint8), d, np.float64, keys)
+    assert words in text
 
 
 @pytest.mark.parametrize("text", ALL)
@@ -603,7 +577,7 @@ def test_a_payload_of_another_length_is_refused(text):
     codec, d, keys = as_codec(text), 23, draw_keys(5, round=1)
     payload = codec.encode(special_rows(d, np.float64)[:5], keys)
     for wrong in (payload[:-1], np.append(payload, np.uint8(0))):
-        refuses(codec, wrong, d, keys, "the payload has .* bytes, not")
+        refuse(codec, wrong, d, keys, "the payload has ")
     with pytest.raises(InputError, match="1-D array of bytes"):
         codec.decode(payload.astype(np.int16), d, np.float64, keys)
 
@@ -624,19 +598,19 @@ def test_impossible_contents_are_refused():
     keys, floats = draw_keys(1), [0] * 16
     topk = as_codec("topk:2")
     topk.decode(np.array([*floats, 0b110_001, 0], np.uint8)[:17], 7, np.float64, keys)
-    refuses(topk, [*floats, 0b001_110], 7, keys, "ascending and below 7")
-    refuses(topk, [*floats, 0b001_001], 7, keys, "ascending and below 7")  # a duplicate
-    refuses(topk, [*floats, 0b111_001], 7, keys, "ascending and below 7")
-    refuses(topk, [*floats, 0b1110_001], 7, keys, "bits that mean nothing")
+    refuse(topk, [*floats, 0b001_110], 7, keys, "ascending and below 7")
+    refuse(topk, [*floats, 0b001_001], 7, keys, "ascending and below 7")  # a duplicate
+    refuse(topk, [*floats, 0b111_001], 7, keys, "ascending and below 7")
+    refuse(topk, [*floats, 0b1110_001], 7, keys, "bits that mean nothing")
     many = as_codec("topk:3")
-    refuses(many, [*floats, *[0] * 8, 0b0001111], 7, keys, "does not have 3 ones")
-    refuses(many, [*floats, *[0] * 8, 0b0000011], 7, keys, "does not have 3 ones")
+    refuse(many, [*floats, *[0] * 8, 0b0001111], 7, keys, "does not have 3 ones")
+    refuse(many, [*floats, *[0] * 8, 0b0000011], 7, keys, "does not have 3 ones")
     dither, norm = as_codec("dither:2"), np.array([1.0]).view(np.uint8).tolist()
-    refuses(dither, [*norm, 0b110], 1, keys, "a level is above 2")
+    refuse(dither, [*norm, 0b110], 1, keys, "a level is above 2")
     assert dither.decode(np.array([*norm, 0b101], np.uint8), 1, np.float64, keys) == [[-1.0]]
     minus = np.array([-1.0]).view(np.uint8).tolist()
-    refuses(dither, [*minus, 0b010], 1, keys, "a norm is negative")
-    refuses(as_codec("sign"), [*minus, 0], 1, keys, "is negative")
+    refuse(dither, [*minus, 0b010], 1, keys, "a norm is negative")
+    refuse(as_codec("sign"), [*minus, 0], 1, keys, "is negative")
 
 
 def test_other_types_are_refused():
@@ -678,8 +652,8 @@ def test_other_ways_to_write_a_codec():
         ("topk:nan", "k must be a whole number, or a share"),
         ("dither:0", "s must be a whole number from 1"),
         ("dither:1.5", "s must be a whole number from 1"),
-        ("bernoulli:0.0", r"q must be in \(0, 1\]"),
-        ("bernoulli:2", r"q must be in \(0, 1\]"),
+        ("bernoulli:0.0", "q must be in (0, 1]"),
+        ("bernoulli:2", "q must be in (0, 1]"),
         ("permk:0", "n must be a whole number from 1"),
         ("scaled(topk:3)", "only an unbiased codec can be scaled"),
         ("scaled(scaled(natural))", "write name, name:number"),
@@ -694,17 +668,16 @@ def test_other_ways_to_write_a_codec():
     ],
 )
 def test_nonsense_is_refused_in_one_line(text, message):
-    with pytest.raises(InputError, match=message) as caught:
-        as_codec(text)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 250
+    found = refusal(as_codec, text)
+    assert message in found
+    assert len(found) < 250
 
 
 @pytest.mark.parametrize(
     ("v", "keys", "says"),
     [
-        (np.ones(4), Keys.draw(0, 0, np.arange(1)), r"a row for each client, \(n, d\)"),
-        ([[1.0]], Keys.draw(0, 0, np.arange(1)), r"a row for each client, \(n, d\)"),
+        (np.ones(4), Keys.draw(0, 0, np.arange(1)), "a row for each client, (n, d)"),
+        ([[1.0]], Keys.draw(0, 0, np.arange(1)), "a row for each client, (n, d)"),
         (np.ones((2, 4)), None, "a key for each of the 2 rows"),
         (np.ones((2, 4)), Keys.draw(0, 0, np.arange(3)), "a key for each of the 2 rows"),
         (np.ones((2, 4), int), Keys.draw(0, 0, np.arange(2)), "codecs take float64 and float32"),
@@ -712,5 +685,4 @@ def test_nonsense_is_refused_in_one_line(text, message):
 )
 def test_vectors_and_keys_have_to_fit(v, keys, says):
     for act in (codecs.RandK(2).apply, codecs.RandK(2).encode):
-        with pytest.raises(InputError, match=says):
-            act(v, keys)
+        assert says in refusal(act, v, keys)
