@@ -80,8 +80,13 @@ def test_minibatches_are_unbiased(kind):
     )
 
 
-def test_any_number_of_threads_gives_the_same_bits():
-    problem = fp.RobustRegression(fp.load("census"), clients=3250)
+@pytest.mark.parametrize("kind", ["robust", "softmax"])
+def test_any_number_of_threads_gives_the_same_bits(kind):
+    digits = fp.load("digits", classes=10)
+    many = digits[np.tile(np.arange(digits.rows), 8)]
+    problem: fp.LinearModel = fp.Softmax(many, 100, metrics="accuracy")
+    if kind == "robust":
+        problem = fp.RobustRegression(fp.load("census"), clients=3250)
     x = np.linspace(-1, 1, problem.d)
     one = problem.evaluate(x, threads=1)
     assert all(problem.evaluate(x, threads=n) == one for n in (2, 3, 8))

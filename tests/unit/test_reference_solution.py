@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.data import registry
 from fedpage.problems import reference as module
 from fedpage.runs.fingerprint import fingerprint
@@ -85,8 +84,8 @@ def test_a_quadratic_has_a_closed_form():
     assert found.is_minimiser
     np.testing.assert_array_equal(found.x, problem.x_star)
     for A in (np.zeros((2, 3, 3)), -np.stack([np.eye(3)] * 2)):
-        with pytest.raises(InputError, match="not positive definite"):
-            fp.reference_solution(fp.Quadratic(A, np.ones((2, 1, 3))))
+        flat = fp.Quadratic(A, np.ones((2, 1, 3)))
+        assert "not positive definite" in refusal(fp.reference_solution, flat)
 
 
 def test_other_problems_have_a_stationary_point(data, cache):
@@ -101,9 +100,7 @@ def test_a_network_has_none():
     torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
     rows = (torch.ones(4, 3), torch.zeros(4, 1))
     problem = fp.TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), [rows, rows])
-    with pytest.raises(InputError, match="a start of its own") as error:
-        fp.reference_solution(problem)
-    assert "\n" not in str(error.value)
+    assert "a start of its own" in refusal(fp.reference_solution, problem)
 
 
 # The cache

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-import shutil
 
 import polars
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
 
@@ -106,8 +105,7 @@ def test_runs_are_filtered_by_their_settings(histories):
     assert len(runs.filter(problem__N=5)) == len(runs.filter(N=5)) == 0
     assert repr(runs.filter(seed=9)) == "Runs(0 runs)"
     assert runs.filter(method="FedPAGE").names == ["0", "1"]
-    with pytest.raises(fp.InputError, match=r"no run has a setting 'sed'; did you mean 'seed'\?"):
-        runs.filter(sed=0)
+    assert "did you mean 'seed'?" in refusal(runs.filter, sed=0)
 
 
 def test_a_directory_is_read_at_any_depth_and_damage_is_noted(folder):
@@ -134,25 +132,14 @@ def test_a_directory_is_read_at_any_depth_and_damage_is_noted(folder):
 
 
 def test_a_directory_without_runs_is_refused(tmp_path):
-    with pytest.raises(fp.InputError, match="there is no run in it; give a directory with runs"):
-        fp.Runs(tmp_path)
-    with pytest.raises(fp.InputError, match="the list is empty"):
-        fp.Runs([])
-    with pytest.raises(fp.InputError, match="cannot be read"):
-        fp.Runs(tmp_path / "nothing")
+    for source, word in ((tmp_path, "no run in it"), ([], "empty"), (tmp_path / "x", "be read")):
+        assert word in refusal(fp.Runs, source)
 
 
 def test_history_load_names_runs_for_a_comparison(folder):
     place = folder / "c"
-    with pytest.raises(fp.InputError) as error:
-        fp.History.load(place)
-    assert str(error.value) == (
-        f"{place}: has several runs; fp.Runs({str(place)!r}) reads them all, and History.load one "
-        "of the directories below"
-    )
-    shutil.rmtree(place)
-    with pytest.raises(fp.InputError, match="cannot be read"):
-        fp.History.load(folder / "torn")
+    assert f"has several runs; fp.Runs({str(place)!r})" in refusal(fp.History.load, place)
+    assert "cannot be read" in refusal(fp.History.load, folder / "torn")
 
 
 def test_columns_have_one_type():

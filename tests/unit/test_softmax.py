@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
@@ -59,9 +60,7 @@ def test_two_classes_have_two_outputs():
     ],
 )
 def test_labels_that_are_no_classes_are_refused(labels, message):
-    with pytest.raises(fp.InputError, match=message) as error:
-        fp.Softmax(fp.Dataset.from_arrays(np.eye(3), labels), 1)
-    assert "\n" not in str(error.value)
+    assert message in refusal(fp.Softmax, fp.Dataset.from_arrays(np.eye(3), labels), 1)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
@@ -95,8 +94,7 @@ def test_held_out_rows_have_the_classes_of_the_training_rows():
     toward_oak[[1, 2]], toward_oak[[4, 5]] = -1.0, [2.0, -2.0]
     assert problem.evaluate(toward_oak)["held_out_accuracy"] > 0.9
     other = fp.Dataset.from_arrays(np.eye(2), ["oak", "yew"])
-    with pytest.raises(fp.InputError, match="'yew', which the training rows do not have"):
-        fp.Softmax(data, 3, held_out=other)
+    assert "'yew'" in refusal(fp.Softmax, data, 3, held_out=other)
 
 
 def test_rescaled_clients_have_rescaled_gradients():
@@ -110,16 +108,6 @@ def test_rescaled_clients_have_rescaled_gradients():
     oracles = [p.oracle(everyone, RoundDraws(0, 0)) for p in (problem, twice)]
     one, two = (oracle.grad(x, oracle.batch(2)) for oracle in oracles)
     np.testing.assert_allclose(two, 2 * one, rtol=1e-13)
-
-
-def test_any_number_of_threads_gives_the_same_bits():
-    data = fp.load("digits", classes=10)
-    many = data[np.tile(np.arange(data.rows), 8)]
-    problem = fp.Softmax(many, 100, metrics="accuracy")
-    x = np.random.default_rng(0).normal(size=problem.d)
-    one = problem.evaluate(x, threads=1)
-    assert all(problem.evaluate(x, threads=n) == one for n in (2, 3))
-    assert problem.grad(x, threads=3).tobytes() == problem.grad(x).tobytes()
 
 
 # --- names, data sets, the optimum ----------------------------------------------------------------
@@ -148,8 +136,6 @@ def test_data_sets_of_several_classes():
         assert len(data.columns) == features
         np.testing.assert_allclose(data.X.mean(axis=0), 0, atol=1e-12)
     assert fp.load("iris").classes == ("setosa", "versicolor", "virginica")
-    with pytest.raises(fp.InputError, match="classes must be 2"):
-        fp.load("digits", classes=3)
 
 
 def test_the_optimum_is_scikit_learns():

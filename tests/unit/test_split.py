@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 
 rng = np.random.default_rng(0)
 
@@ -87,7 +87,5 @@ def test_a_client_with_one_row_keeps_it_to_train_on():
     ],
 )
 def test_a_split_that_cannot_be_made_is_refused(options, said):
-    with pytest.raises(InputError, match=said):
-        make(50, 1, 2).split(**options)
-    with pytest.raises(InputError, match="has no client ids"):
-        make(50, 1, 2, ids=False).split(by="clients")
+    assert said in refusal(make(50, 1, 2).split, **options)
+    assert "has no client ids" in refusal(make(50, 1, 2, ids=False).split, by="clients")
