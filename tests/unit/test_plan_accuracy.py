@@ -178,6 +178,8 @@ def test_a_plan_on_data_has_a_line_for_each_analysis(run, monkeypatch, width):
     assert "Step sizes of FedPAGE: eta_g = " in out
     if width == 140:
         assert "strongly convex PAGE, all rows*" in lines["PAGE"]
+    else:
+        assert "In a wider terminal or with --json:" in out
 
 
 def test_analyses_are_sorted_by_kind_and_cost(run):
@@ -196,19 +198,3 @@ def test_a_plan_from_assumed_constants():
     assert assumed.analyses == measured.analyses
     assert set(assumed.origin.values()) == {"assumed"}
     assert set(measured.origin.values()) == {"computed", "estimated"}
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ((), "Missing option '--target'"),
-        (("--target", "0"), "above 0"),
-        (("--target", "gap:nan", "--convex"), "finite"),
-        (("--target", "accuracy:0.9"), "theorems are about"),
-        (("--target", "gap:0.1"), "a convex objective only"),
-        (("--target", "0.1", "--cost", "seconds"), "cost 'seconds' needs at least one of latency"),
-        (("--target", "0.1", "--data", "census:rows=40", "--rows", "3"), "without --data"),
-    ],
-)
-def test_a_question_that_cannot_be_asked_is_one_line(refused, words, what):
-    refused(("plan", *words), what)

@@ -207,14 +207,3 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
     rows = {row["method"]: row for row in found["methods"]}
     bits = as_codec("natural").bits(100, "float64")
     assert rows["COFIG"]["bits_up"] == pytest.approx(rows["COFIG"]["clients"] * bits)
-    for more, what in (
-        (("--up", "foo"), "unknown codec 'foo'"),
-        (("--up", "bernoulli:0.1"), "a plan needs a codec of which every vector has the same size"),
-        (("--cost", "floats_up"), "a plan has no floats_up"),
-        (("--cost", "up+dwn"), "did you mean 'down'?"),
-        (("--mu", "2"), "mu must be at most L=1"),
-        (("--up", "randk:200"), "cannot keep 200 of 100"),
-    ):
-        code, _, err = run("plan", "--target", "0.1", *more)
-        assert code == 2
-        assert what in err

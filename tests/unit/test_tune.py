@@ -435,22 +435,24 @@ def test_the_picture_has_a_panel_for_each_axis(problem, tmp_path):
 # The command line
 
 
-def test_tune_writes_a_file_that_repeats_its_runs(run, tmp_path):
-    words: tuple[str, ...] = (
-        "tune",
-        "fedpage",
-        *SMALL,
-        "--target",
-        "0.04",
-        "--rounds",
-        "300",
-        "--seeds",
-        "2",
+@pytest.fixture
+def tuned(run):
+    """Run `fedpage tune` with options that are given as a text, and return its output."""
+
+    def call(words: str) -> str:
+        code, out, err = run("tune", *words.split(), *SMALL, "--out", "tuned")
+        assert code == 0, err
+        return out
+
+    return call
+
+
+def test_tune_writes_a_file_that_repeats_its_runs(tuned, run, tmp_path):
+    words = (
+        "fedpage --target 0.04 --rounds 300 --seeds 2 --held-out-seeds 3 --cost clients "
+        "--record-every 1 --search step --search p=0.1,0.2"
     )
-    words += ("--held-out-seeds", "3", "--cost", "clients", "--record-every", "1")
-    words += ("--search", "step", "--search", "p=0.1,0.2", "--out", "tuned")
-    code, out, err = run(*words)
-    assert code == 0, err
+    out = tuned(words)
     (line,) = [line for line in out.splitlines() if line.startswith("On 3 held-out seeds: ")]
     assert "3 of 3 seeds (" in line
     assert "3 of 3 runs end at the target" in line
@@ -460,69 +462,50 @@ def test_tune_writes_a_file_that_repeats_its_runs(run, tmp_path):
     assert "Run it: fedpage run --config tuned/run.toml\n" in out
     command = ("run", "--config", "tuned/run.toml", "--set", "seed=10000", "--json")
     assert json.loads(run(*command)[1])["runs"][0]["cost_to_target"] < math.inf
-    assert " 0 runs and " in run(*words)[1]
+    assert " 0 runs and " in tuned(words)
 
 
-def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(run, tmp_path):
-    words: tuple[str, ...] = (
-        "tune",
-        "page",
-        *SMALL,
-        "--seeds",
-        "1",
-        "--held-out-seeds",
-        "2",
-        "--rounds",
-        "200",
+def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(tuned, tmp_path):
+    tuned(
+        "page --seeds 1 --held-out-seeds 2 --rounds 200 --target accuracy:0.76212345 "
+        "--search step=0.5,1,2 --objective logistic-l2 --alpha 0.1234567"
     )
-    words += ("--target", "accuracy:0.76212345", "--search", "step=0.5,1,2", "--out", "tuned")
-    code, _, err = run(*words, "--objective", "logistic-l2", "--alpha", "0.1234567")
-    assert code == 0, err
     command = read_run_command(tmp_path / "tuned" / "run.toml", [])
     assert str(command.run.target) == "accuracy:0.76212345"
     assert command.problem.alpha == 0.1234567
 
 
-def test_tune_on_the_command_line_searches_all_that_is_not_given(run):
-    words: tuple[str, ...] = (
-        "tune",
-        "fedavg",
-        *SMALL,
-        "--b",
-        "all",
-        "--target",
-        "0.06",
-        "--seeds",
-        "1",
-    )
-    words += ("--held-out-seeds", "1", "--rounds", "60", "--budget", "60s")
-    code, out, err = run(*words, "--out", "d")
-    assert code == 0, err
-    assert "Searched: step, K, eta_g." in out
-    code, out, err = run(*words, "--out", "e", "--search", "step=0.01,0.02", "--fixed-grid")
-    assert code == 0, err
-    assert "at an end of the fixed grid (step = 0.02)" in out
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("", "Searched: step, K, eta_g."),
+        ("--search step=0.01,0.02 --fixed-grid", "end of the fixed grid (step = 0.02)"),
+    ],
+)
+def test_tune_on_the_command_line_searches_all_that_is_not_given(tuned, more, text):
+    words = "fedavg --b all --target 0.06 --seeds 1 --held-out-seeds 1 --rounds 60 --budget 60s"
+    assert text in tuned(f"{words} {more}")
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("tune", "fedpge"), "did you mean 'fedpage'"),
-        (("tune", "fedpage", "--target", "0"), "a gradient norm must be above 0"),
-        (("tune", "fedpage", "--cost", "money"), "is not a cost; costs are"),
-        (("tune", "fedpage", "--cost", "seconds"), "needs at least one of latency"),
-        (("tune", "fedpage", "--search", "eta=1"), "unknown key 'eta'; did you mean"),
-        (("tune", "fedpage", "--search", "eta_g="), "expected name or name=value"),
-        (("tune", "fedpage", "--search", "etag"), "unknown key 'etag'; did you mean 'eta_g'"),
-        (("tune", "fedpage", "--budget", "soon"), "the budget must be a time such as 60s"),
-        (("tune", "fedpage", "--search", "eta_g=fast"), "eta_g must be"),
-        (("tune", "fedpage", "--search", "eta_g=-1"), "eta_g must be"),
-        (("tune", "fedavg", "--search", "rho=1"), "rho is FedPAGE's"),
-        (("tune", "fedpage", "--S", "5000"), "cannot sample"),
-        (("tune", "fedpage", "--jobs", "0"), "Invalid value for '--jobs'"),
-        (("tune", "fedpage", "--seeds", "0"), "seeds must be"),
-        (("tune", "fedpage", "--record-every", "log"), "--record-every must be"),
+        ("fedpge", "did you mean 'fedpage'"),
+        ("fedpage --target 0", "a gradient norm must be above 0"),
+        ("fedpage --cost money", "is not a cost; costs are"),
+        ("fedpage --cost seconds", "needs at least one of latency"),
+        ("fedpage --search eta=1", "unknown key 'eta'; did you mean"),
+        ("fedpage --search eta_g=", "expected name or name=value"),
+        ("fedpage --search etag", "unknown key 'etag'; did you mean 'eta_g'"),
+        ("fedpage --search eta_g=fast", "eta_g must be"),
+        ("fedpage --search eta_g=-1", "eta_g must be"),
+        ("fedavg --search rho=1", "rho is FedPAGE's"),
+        ("fedpage --budget soon", "the budget must be a time such as 60s"),
+        ("fedpage --S 5000", "cannot sample"),
+        ("fedpage --jobs 0", "Invalid value for '--jobs'"),
+        ("fedpage --seeds 0", "seeds must be"),
+        ("fedpage --record-every log", "--record-every must be"),
     ],
 )
 def test_wrong_options_are_refused(refused, words, what):
-    refused(words, what)
+    refused(("tune", *words.split()), what)

@@ -192,12 +192,11 @@ def plan(
     Row("", "", "", "no result").cost(compared)  # refuses costs that plans do not have
     check_link(compared, costs)
     given = dict(constants or {})
-    for name in given:
-        if name not in CONSTANTS:
-            raise InputError(
-                f"unknown constant {short_repr(name)}:{did_you_mean(name, CONSTANTS)} known are "
-                f"{', '.join(CONSTANTS)}"
-            )
+    for name in given.keys() - {*CONSTANTS}:
+        raise InputError(
+            f"unknown constant {short_repr(name)}:{did_you_mean(name, CONSTANTS)} known are "
+            f"{', '.join(CONSTANTS)}"
+        )
     c = problem if isinstance(problem, Constants) else estimate(problem)
     values = {
         "L": c.L.row, "sigma": math.sqrt(c.sigma2), "G": c.G, "B": c.B, "D0": c.D0, "R2": c.R2,

@@ -106,8 +106,6 @@ class Search:
         if not any(self.method_at(point) is not None for point in self.design):
             self._build(self.design[0])  # raises the refusal
 
-    # --- points -----------------------------------------------------------------------------------
-
     def shift(self, point: Point, name: str, by: int) -> Point:
         """Return the point `by` grid indices away on an axis, or at the end of the axis."""
         if name not in self.axes:
@@ -141,8 +139,6 @@ class Search:
         pairs = zip(self.axes.items(), self.incumbent or (), strict=False)
         return tuple(name for (name, axis), index in pairs if index in axis.edges)
 
-    # --- runs and comparisons ---------------------------------------------------------------------
-
     def _run(
         self, points: Iterable[Point], seeds: int, caps: Sequence[float] = ()
     ) -> dict[Point, list[Trial]]:
@@ -172,17 +168,12 @@ class Search:
     def _log_ratio(self, trial: Trial, other: Trial) -> float:
         """Return log(cost/other cost); if neither reached the target, compare their distances."""
         a, b = trial.cost, other.cost
-        if not (math.isfinite(a) or math.isfinite(b)):
+        if a == b == math.inf:
             a, b = (abs(t.best - self.trials.question.target.value) for t in (trial, other))
         if a == b:
             return 0.0
-        if not math.isfinite(a) or b == 0:
-            return _CLIP
-        if not math.isfinite(b) or a == 0:
-            return -_CLIP
-        return min(_CLIP, max(-_CLIP, math.log(a / b)))
-
-    # --- the first incumbent ----------------------------------------------------------------------
+        with np.errstate(divide="ignore"):
+            return float(np.clip(np.log(a) - np.log(b), -_CLIP, _CLIP))
 
     def start(self) -> None:
         """Run the first points; the grid of steps grows while its best value is at an end."""
@@ -235,8 +226,6 @@ class Search:
             return []
         more = self.shift(best, "step", -4 if best[number] == min(indices) else 4)
         return [] if more in ran or self.method_at(more) is None else [more]
-
-    # --- one axis after the other -----------------------------------------------------------------
 
     def improve(self) -> bool:
         """Go over all axes once, and move along each while a neighbour is better.
