@@ -58,7 +58,7 @@ from fedpage.runs.config import structure
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec
 from fedpage.runs.store import RunStore
-from fedpage.studies.claims import UNDECIDED, judge
+from fedpage.studies.claims import UNDECIDED, evaluate
 from fedpage.studies.grid import StudyConfig
 from fedpage.studies.study import Study
 from fedpage.studies.trials import Trial, append_trial, read_trials
@@ -287,7 +287,7 @@ def check_study(data: bytes) -> None:
             assert math.isclose(built.effective_step, curve.setting["step"], rel_tol=1e-9)
     for claim, given in zip(config.claims, table.get("claims", []), strict=True):
         assert list(claim.curves) == given["curves"]
-        assert judge(claim, {}).verdict == UNDECIDED
+        assert evaluate(claim, {}).verdict == UNDECIDED
 
 
 TOML_WORDS = (

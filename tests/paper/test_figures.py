@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,25 +85,29 @@ def test_the_search_for_tuned_steps(tmp_path):
         {"one": {"method": "fedpage", "S": 5, "K": 1}, "five": {"like": "one", "K": 5}},
         rounds=200, figures=[{"name": "tiny/one"}], store=tmp_path,
     )  # fmt: skip
-    grid = book.TuningTable([0.003, 0.3], [0.01, 1.0], 0.08, 2)
-    seen = []
+    grid, seen = book.TuningTable([0.003, 0.3], [0.01, 1.0], 0.08, 2), []
 
-    def search(grid):
-        return tuning.search(
-            study, "tiny/one", grid, tmp_path, 1, lambda what, *_: seen.append(what)
-        )
+    def search():
+        report = lambda what, *_: seen.append(what)  # noqa: E731
+        return tuning.search(study, "tiny/one", grid, tmp_path, 1, report)
 
-    rows = search(grid)
+    rows = search()
     names = [f"FedPAGE ({name})" for name in ("one", "five")]
-    assert [(r["label"], r["eta_g"]) for r in rows] == [(name, 0.3) for name in names]
-    assert rows[0]["rho"] is None
-    assert rows[1]["rho"] in (0.01, 1.0)
-    assert rows[0]["within_tenth"] == [0.3]
-    assert json.loads((tmp_path / "tuning" / "tiny" / "one.json").read_text())["rows"] == rows
+    assert [(r["label"], r["hold"], r["eta_g"]) for r in rows] == [
+        (name, hold, 0.3) for name in names for hold in (0.25, 0.0)
+    ]
+    for held, touched in (rows[:2], rows[2:]):
+        assert held["rounds_on_held_out_seeds"][1] >= touched["rounds_on_held_out_seeds"][1]
+    assert (rows[0]["rho"], rows[0]["within_tenth"]) == (None, [0.3])
+    assert rows[2]["rho"] in (0.01, 1.0)
+    path = tmp_path / "tuning" / "tiny" / "one.json"
+    assert tuning.load(study, "tiny/one", grid, path) == rows
+    assert tuning.load(study, "tiny/one", replace(grid, seeds=3), path) is None
     assert {f"50 clients, {name}" for name in names} == set(seen)
-    assert search(grid) == rows
-    with pytest.raises(InputError, match="nothing to tune"):
-        search(None)
+    assert search() == rows
+    path.write_text(path.read_text().replace("0.3", "0.4"))
+    with pytest.raises(InputError, match="not a result of the search"):
+        tuning.load(study, "tiny/one", grid, path)
 
 
 def test_other_data_is_marked_in_the_title():
@@ -125,15 +129,7 @@ def test_reproduce_on_the_command_line(run, tmp_path):
     code, out, _ = run("reproduce", "--list")
     assert code == 0
     assert all(name in out for name in book.figures())
-    words = (
-        "reproduce",
-        "comparison/a9a-robust",
-        "--data",
-        "census",
-        "--quick",
-        "--seeds",
-        "2",
-    )
+    words = ("reproduce", "comparison/a9a-robust", "--data", "census", "--quick", "--seeds", "2")
     code, out, _ = run(*words)
     assert code == 0, out
     assert "24 new runs" in out

@@ -336,7 +336,7 @@ def test_claims_show_what_was_needed(runs, tmp_path):
     finding = claims.Finding(
         "p", "A >= B", claims.WITHIN, "0.92x [0.85, 1.00]", "at least 0.67x (tolerance 1.5x)"
     )
-    verdict = claims.Verdict(one, claims.WITHIN, (finding,))
+    verdict = claims.CheckedClaim(one, claims.WITHIN, (finding,))
     text = write(runs, tmp_path / "r.html", claims=[verdict]).read_text()
     assert "<b>holds within tolerance</b>" in text
     assert "<td>0.92x [0.85, 1.00]</td><td>at least 0.67x (tolerance 1.5x)</td>" in text

@@ -200,7 +200,7 @@ def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
             self.path.write_text(f"{history.label} {history.meta['seed']}")
 
     methods = [fp.FedPAGE(S=2), fp.FedAvg(S=2)]
-    study = study_of_methods(linear(), methods, seeds=[3, 5], rounds=2)
+    study = study_of_methods(linear(), methods, [3, 5], rounds=2)
     runs = study.iterate(
         jobs=jobs,
         callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -73,8 +74,6 @@ def test_a_cost_is_read_and_evaluated(text, name, value):
     ],
 )
 def test_what_is_no_cost_is_refused_in_one_line(text, message):
-    import re
-
     with pytest.raises(InputError, match=re.escape(message).replace(r"\.\*", ".*")) as error:
         Cost.parse(text)
     assert "\n" not in str(error.value)
@@ -91,15 +90,12 @@ def test_labels_and_units():
 
 
 def test_bits_of_a_run_that_did_not_record_them_are_eight_times_its_bytes(tmp_path):
-    old, new = make_history(bits=False), make_history()
-    loaded = History.load(old.to_csv(tmp_path / "old.csv"))
-    for history in (old, loaded):
+    old = make_history(bits=False)
+    for history in (old, History.load(old.to_csv(tmp_path / "old.csv"))):
         assert history["bits_up"].tolist() == [160.0 * r for r in range(5)]
         assert history["bits"].tolist() == (8 * history["bytes"]).tolist()
         assert "bits" not in history.columns
-    assert new["bits_up"].tolist() == [156.0 * r for r in range(5)]
-    assert new["bits"].tolist() == [956.0 * r for r in range(5)]
-    mixed = History()
+    mixed, new = History(), make_history()
     for row in (old.rows[0], old.rows[1], new.rows[2]):  # a run that a newer version continued
         mixed.append(row)
     assert mixed["bits_up"].tolist() == [0.0, 160.0, 312.0]
@@ -120,12 +116,10 @@ def test_the_cost_to_a_target():
 
 def test_budgets_are_costs_too():
     costs = {"round": 3, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
-    assert Stop(budgets={"up+0.1*down": 121}).check_budgets(costs) is None
-    ended = Stop(budgets={"up+0.1*down": 120}).check_budgets(costs)
-    assert ended is not None
-    assert ended.detail == "spent 120 up+0.1*down at round 3"
-    assert Stop(budgets={"bits": 2401}).check_budgets(costs) is None
-    assert Stop(budgets={"bits": 2400}).check_budgets(costs) is not None
+    for name, spent in (("up+0.1*down", 120), ("bits", 2400)):
+        assert Stop(budgets={name: spent + 1}).check_budgets(costs) is None
+        ended = Stop(budgets={name: spent}).check_budgets(costs)
+        assert ended.detail == f"spent {spent} {name} at round 3"
     assert Stop(budgets={"bits": 900}).check_budgets({**costs, "bits_up": 90}) is not None
     with pytest.raises(InputError, match=r"stop: 'dwn' in 'up\+dwn' is not a cost"):
         Stop(budgets={"up+dwn": 1})
@@ -196,18 +190,8 @@ def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
 
 
 def test_compare_and_tune_on_the_command_line(run, tmp_path):
-    words: tuple[str, ...] = (
-        "compare",
-        *SMALL,
-        "--methods",
-        "page,fedavg",
-        "--rounds",
-        "60",
-        "--seeds",
-        "1",
-    )
-    words += ("--target", "0.08", "--cost", "up+0.1*down", "--out", "out")
-    code, out, err = run(*words)
+    words = (*SMALL, "--rounds", "60", "--seeds", "1", "--target", "0.08", "--cost", "up+0.1*down")
+    code, out, err = run("compare", *words, "--methods", "page,fedavg", "--out", "out")
     assert code == 0, err
     assert "up+0.1*down" in out
     assert "bytes down" in " ".join(out.replace("┃", " ").split())
@@ -217,18 +201,10 @@ def test_compare_and_tune_on_the_command_line(run, tmp_path):
         code, _, err = run(*command, "--cost", "up+dwn")
         assert (code, err.count("\n")) == (2, 1)
         assert "--cost: 'dwn' in 'up+dwn' is not a cost; did you mean 'down'?" in err
-    words = ("tune", "page", *SMALL, "--target", "0.08", "--rounds", "60", "--seeds", "1")
-    words += (
-        "--held-out-seeds",
-        "1",
-        "--search",
-        "eta_g=0.1,0.3",
-        "--out",
-        "t",
-        "--report",
-        "t.html",
-    )
-    code, out, err = run(*words, "--cost", "up+0.1*down")
+    code, out, err = run(
+        "tune", "page", *words, "--held-out-seeds", "1", "--search", "eta_g=0.1,0.3",
+        "--out", "t", "--report", "t.html",
+    )  # fmt: skip
     assert code == 0, err
     assert "bytes_up+0.1*bytes_down to gradient norm 0.08" in out
     assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "t.html").read_text()

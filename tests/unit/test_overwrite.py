@@ -55,14 +55,16 @@ def test_a_run_that_is_there_is_not_deleted(tmp_path):
 
 
 def test_a_sweep_that_is_there_is_not_deleted(tmp_path):
-    arguments = {"rounds": 5, "seeds": 2, "out": tmp_path}
-    fp.sweep(quadratic(), [fp.FedAvg(S=2)], **arguments)
-    before = content(tmp_path)
+    def sweep(S, **options):
+        more = {"rounds": 5, "seeds": 2, "out": tmp_path, "options": fp.RunOptions(**options)}
+        fp.sweep(quadratic(), [fp.FedAvg(S=S)], **more)
+        return content(tmp_path)
+
+    before = sweep(2)
     with pytest.raises(fp.InputError, match="there is a run in it"):
-        fp.sweep(quadratic(), [fp.FedAvg(S=3)], **arguments)
+        sweep(3)
     assert content(tmp_path) == before
-    fp.sweep(quadratic(), [fp.FedAvg(S=3)], options=fp.RunOptions(overwrite=True), **arguments)
-    assert content(tmp_path) != before
+    assert sweep(3, overwrite=True) != before
 
 
 @pytest.fixture
@@ -74,19 +76,15 @@ def used(tmp_path):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_force_does_not_touch_what_another_process_is_writing(refused, used, name):
-    with DirectoryLock(used):
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, "out") for name in COMMANDS]
+    + [(name, "out/runs/0-fedavg-seed0") for name in ("compare", "demo")],
+)
+def test_force_does_not_touch_what_another_process_is_writing(refused, used, name, place):
+    with DirectoryLock(used.parent / place):
         before = content(used)
-        refused([*COMMANDS[name], "--force"], "out: another process is writing to it; wait for it")
-        assert content(used) == before
-
-
-@pytest.mark.parametrize("name", ["compare", "demo"])
-def test_force_does_not_touch_a_run_that_a_worker_is_writing(refused, used, name):
-    with DirectoryLock(used / "runs" / "0-fedavg-seed0"):
-        before = content(used)
-        refused([*COMMANDS[name], "--force"], "0-fedavg-seed0: another process is writing to it")
+        refused([*COMMANDS[name], "--force"], f"{place}: another process is writing to it")
         assert {path: data for path, data in content(used).items() if path in before} == before
 
 

@@ -1,4 +1,4 @@
-"""Paired comparisons and ranks over problems, against truths that are known."""
+"""Samples of costs, paired comparisons and ranks over problems, against truths that are known."""
 
 from __future__ import annotations
 
@@ -9,19 +9,144 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.studies.ranks import rank_over_problems
+from fedpage.studies import statistics
 from fedpage.studies.statistics import (
+    CostSample,
     Pair,
     compare_pairs,
     format_beside,
     format_p,
+    holm,
     rank_test,
+    ranking,
     t_interval,
-    tied_with_best,
 )
 
 INF, NAN = math.inf, math.nan
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_the_interval_of_a_median_has_the_level_that_it_states(n):
+    """Each value is below the true median with probability 1/2: enumerate all 2^n cases."""
+    held = 0
+    for below in itertools.product((True, False), repeat=n):
+        # Values -i are below the median 0 and values i above it; all that matters is their order.
+        costs = sorted(100 - i if is_below else 100 + i for i, is_below in enumerate(below, 1))
+        found = CostSample(tuple(costs))
+        held += found.low < 100 < found.high
+    assert found.level == pytest.approx(held / 2**n, abs=1e-12)
+    assert (found.level >= 0.95) == (n >= 6)
+
+
+@pytest.mark.parametrize(("n", "ends"), [(5, (1, 5)), (6, (1, 6)), (10, (2, 9)), (20, (6, 15))])
+def test_the_interval_of_a_median_is_the_textbooks(n, ends):
+    found = CostSample(tuple(float(i) for i in range(n, 0, -1)))
+    assert (found.low, found.high) == ends
+
+
+@pytest.mark.parametrize(
+    ("costs", "unit", "text"),
+    [
+        ((1.2e6,) * 5 + (1.0e6,) * 3 + (1.5e6,) * 2, "B", "1.2 MB [1, 1.5], 10 of 10 seeds"),
+        ((999_600.0,), "B", "1 MB [1, 1], 1 of 1 seeds"),
+        ((1000.0,), "bit", "1 kbit [1, 1], 1 of 1 seeds"),
+        ((0.5,), "s", "0.5 s [0.5, 0.5], 1 of 1 seeds"),
+        ((32_504.0, 30_000.0, 41_234.0), "", "32500 [30000, 41230], 3 of 3 seeds"),
+        ((0.0,), "B", "0 B [0, 0], 1 of 1 seeds"),
+        ((INF, 3.0, 1.0, 2.0, INF), "B", "3 B [1, not reached], 3 of 5 seeds"),
+        ((INF, 3.0, INF), "B", "not reached in the median, 1 of 3 seeds"),
+        ((1.0, INF), "B", "not reached in the median, 1 of 2 seeds"),
+    ],
+)
+def test_a_sample_is_one_line(costs, unit, text):
+    """Seeds that did not reach the target count as the largest; the units agree."""
+    assert CostSample(costs).text(unit) == text
+
+
+# --- tests of separate seeds ----------------------------------------------------------------------
+
+
+def enumerate_divisions(a, b):
+    """Compute the p-value from all divisions, with U = wins + ties/2."""
+    both = a + b
+
+    def u(chosen):
+        rest = [both[i] for i in range(len(both)) if i not in chosen]
+        pairs = itertools.product([both[i] for i in chosen], rest)
+        return sum(1.0 if x < y else 0.5 if x == y else 0.0 for x, y in pairs)
+
+    middle = len(a) * len(b) / 2
+    seen = abs(u(range(len(a))) - middle)
+    divisions = list(itertools.combinations(range(len(both)), len(a)))
+    return sum(abs(u(division) - middle) >= seen for division in divisions) / len(divisions)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), ((1.0, 2.0, 2.0, 5.0), (2.0, 3.0, INF)),
+        ((INF, INF, 1.0), (INF, 2.0, 2.0, 2.0)), ((1.0,), (1.0,)), ((INF, INF), (INF, INF, INF)),
+        ((3.0, 1.0, 4.0, 1.0, 5.0), (9.0, 2.0, 6.0, 5.0)),
+    ],
+)  # fmt: skip
+def test_the_rank_test_is_exact_with_ties_and_infinities(a, b):
+    expected = enumerate_divisions(a, b)
+    assert rank_test(a, b) == pytest.approx(expected, abs=1e-12)
+    assert rank_test(b, a) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_rank_test_without_ties_is_scipys(monkeypatch):
+    """Ten seeds each, exactly; many seeds by the normal approximation, which is close."""
+    rng = np.random.default_rng(0)
+    a, b = rng.exponential(1.0, 10), rng.exponential(2.0, 10)
+    exact = rank_test(a, b)
+    assert exact == pytest.approx(stats.mannwhitneyu(a, b, method="exact").pvalue, rel=1e-12)
+    monkeypatch.setattr(statistics, "_MOST_EXACT", 5)
+    assert rank_test(a, b) == pytest.approx(exact, abs=0.02)
+    assert rank_test((INF,) * 6, (INF,) * 6) == 1.0
+
+
+def test_holm_steps_down():
+    """An adjusted p-value is at least those before it, and at most 1."""
+    assert holm([0.5, 0.001, 0.02]) == pytest.approx([0.5, 0.003, 0.04])
+    assert holm([0.02, 0.019]) == pytest.approx([0.038, 0.038])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_ranking_says_who_is_tied_with_the_first():
+    """Medians decide the order; seeds that failed decide where medians are equal."""
+    costs = {
+        "far": tuple(float(i) for i in range(101, 111)),
+        "near": tuple(i + 0.5 for i in range(1, 11)),
+        "first": tuple(float(i) for i in range(1, 11)),
+        "never": (INF,) * 10,
+        "rarely": (INF,) * 9 + (1.0,),
+    }
+    places = ranking({name: CostSample(values) for name, values in costs.items()})
+    assert [place.name for place in places] == ["first", "near", "far", "rarely", "never"]
+    assert [place.is_tied for place in places] == [True, True, False, False, False]
+    assert places[0].p_value == 1.0
+
+
+def test_equal_methods_are_rarely_called_different():
+    """In at most 5 % of the studies: the adjustment for all pairs covers the choice of the best."""
+    rng = np.random.default_rng(2)
+    wrong, trials = np.zeros(2), 300
+    for _ in range(trials):
+        costs = dict(enumerate(rng.lognormal(size=(4, 6))))
+        places = ranking({str(i): CostSample(tuple(row)) for i, row in costs.items()})
+        pairs = compare_pairs({str(i): dict(enumerate(row)) for i, row in costs.items()})
+        wrong += [not all(p.is_tied for p in places), any(pair.is_different for pair in pairs)]
+    assert (wrong <= 0.05 * trials).all()
+
+
+# --- pairs of seeds -------------------------------------------------------------------------------
 
 
 def test_interval_and_p_value_are_scipys():
@@ -35,12 +160,6 @@ def test_interval_and_p_value_are_scipys():
         wanted = np.exp([np.log(a / b).mean(), limits.low, limits.high])
         assert pair.interval == pytest.approx(tuple(wanted), rel=1e-9)
         assert pair.effect_size == pytest.approx(expected.statistic / math.sqrt(n), rel=1e-9)
-
-
-def test_the_interval_of_two_values_by_hand():
-    """One degree of freedom has the quantile tan(0.475 pi); the standard error of 0, 2 is 1."""
-    half = math.tan(0.475 * math.pi)
-    assert t_interval([0.0, 2.0]) == pytest.approx((1.0, 1 - half, 1 + half), rel=1e-9)
     assert t_interval([3.0]) == (3.0, -INF, INF)
     assert t_interval([0.1] * 7) == (0.1, 0.1, 0.1)
 
@@ -74,38 +193,22 @@ def test_interval_and_verdict_agree():
     assert seen >= {"b", None}
 
 
-def test_equal_methods_are_rarely_called_different():
-    """All pairs of four equal methods: at least one false verdict in at most 5 % of the studies."""
-    rng = np.random.default_rng(2)
-    wrong, trials = 0, 300
-    for _ in range(trials):
-        costs = {str(i): dict(enumerate(row)) for i, row in enumerate(rng.lognormal(size=(4, 6)))}
-        wrong += any(pair.is_different for pair in compare_pairs(costs))
-    assert wrong <= 0.05 * trials
-
-
-def test_pairs_are_adjusted_by_hand():
-    """Holm: three p-values p1 <= p2 <= p3 become 3 p1, 2 p2, p3, each at least the one before."""
+def test_pairs_are_adjusted_together_on_the_seeds_that_they_share():
     rng = np.random.default_rng(3)
-    costs = {
-        name: dict(enumerate(rng.lognormal(shift, 0.2, 8)))
-        for name, shift in (("a", 0.0), ("b", 0.1), ("c", 0.6))
-    }
-    pairs = compare_pairs(costs)
+    shifts = {"a": 0.0, "b": 0.1, "c": 0.6}
+    costs = {name: dict(enumerate(rng.lognormal(s, 0.2, 8))) for name, s in shifts.items()}
+    pairs = compare_pairs(costs | {"alone": {99: 1.0}})
     assert [(pair.first, pair.second) for pair in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
-    p = sorted(pair.p_value for pair in pairs)
-    wanted = [3 * p[0], max(3 * p[0], 2 * p[1]), max(3 * p[0], 2 * p[1], p[2])]
-    assert sorted(pair.adjusted for pair in pairs) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_only_shared_seeds_are_compared():
-    costs = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {1: 20.0, 2: 30.0, 3: 40.0}, "c": {9: 1.0}}
-    (pair,) = compare_pairs(costs)
+    assert [pair.adjusted for pair in pairs] == holm([pair.p_value for pair in pairs])
+    (pair,) = compare_pairs({"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {1: 20.0, 2: 30.0, 3: 40.0}})
     assert (pair.a, pair.b) == ((2.0, 3.0), (20.0, 30.0))
+    for wrong in (NAN, -1.0):
+        with pytest.raises(InputError, match="b: values must be"):
+            compare_pairs({"a": {0: 1.0}, "b": {0: wrong}})
 
 
 def test_a_seed_that_does_not_reach_makes_no_ratio():
-    """Nothing is averaged with an infinity: the exact rank-sum test decides."""
+    """Nothing is averaged with an infinity, or the log of zero: the rank-sum test decides."""
     a, b = (1.0, 2.0, 3.0, 4.0, 5.0), (6.0, 7.0, 8.0, INF, INF)
     pair = Pair("A", "B", a, b)
     assert all(math.isnan(value) for value in (*pair.interval, pair.effect_size))
@@ -115,25 +218,19 @@ def test_a_seed_that_does_not_reach_makes_no_ratio():
         "A reaches the target on 5 of 5 seeds and B on 3; A is ahead on 5 and B on 0 "
         "(p = 0.0079, rank-sum test)"
     )
-    assert Pair("B", "A", b, a).better == "A"
+    assert pair.swap().better == "A"
     mixed = Pair("A", "B", (1.0, INF, 3.0, 4.0, 5.0), (2.0, 2.0, INF, INF, INF))
     assert mixed.better is None
     assert mixed.sentence().endswith("they cannot be told apart")
+    at_once = Pair("A", "B", (0.0,) * 5, a)
+    assert (at_once.differences, at_once.better) == (None, "A")
 
 
-def test_nobody_who_reaches_is_not_compared():
-    pair = Pair("A", "B", (INF,) * 6, (INF,) * 6)
-    assert (pair.has_verdict, pair.is_different, pair.p_value) == (False, False, 1.0)
+def test_methods_that_never_reach_are_not_compared():
+    never = dict.fromkeys(range(6), INF)
+    (pair,) = compare_pairs({"A": never, "B": never})
+    assert (pair.has_verdict, pair.better, pair.p_value, pair.adjusted) == (False, None, 1.0, None)
     assert "cannot be compared: neither reaches the target on any of 6 seeds" in pair.sentence()
-    (only,) = compare_pairs({"A": dict.fromkeys(range(6), INF), "B": dict.fromkeys(range(6), INF)})
-    assert only.adjusted is None
-
-
-def test_a_cost_of_nothing_has_no_ratio():
-    """A run that starts at the target costs 0, whose logarithm is not finite."""
-    pair = Pair("A", "B", (0.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0))
-    assert pair.differences is None
-    assert pair.better == "A"
 
 
 def test_seeds_that_agree_exactly():
@@ -145,17 +242,14 @@ def test_seeds_that_agree_exactly():
     assert (half.p_value, half.better, half.effect_size) == (0.0, "A", -INF)
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3, 4])
-def test_no_verdict_from_few_seeds(seeds):
+@pytest.mark.parametrize(("seeds", "number"), [(1, "1 seed"), (4, "4 seeds")])
+def test_no_verdict_from_few_seeds(seeds, number):
     """Not even where every seed agrees; the sentence says how many are needed."""
     costs = {"A": dict.fromkeys(range(seeds), 1.0), "B": dict.fromkeys(range(seeds), 9.0)}
-    pairs = compare_pairs(costs)
-    assert (pairs[0].has_verdict, pairs[0].better) == (False, None)
-    number = "1 seed" if seeds == 1 else f"{seeds} seeds"
-    assert pairs[0].sentence() == (
-        f"A and B: no verdict from {number}: at least 5 are needed; add --seeds 5"
-    )
-    assert tied_with_best("A", pairs) == frozenset()
+    (pair,) = compare_pairs(costs)
+    assert (pair.has_verdict, pair.better) == (False, None)
+    text = f"A and B: no verdict from {number}: at least 5 are needed; add --seeds 5"
+    assert pair.sentence() == text
 
 
 def test_values_where_higher_is_better():
@@ -168,21 +262,10 @@ def test_values_where_higher_is_better():
         "A has 0.102 more accuracy than B [+0.0916, +0.112] on 5 paired seeds (p < 0.001)"
     )
     diverged = Pair("A", "B", a, (-INF, -INF, 0.81, 0.80, -INF), "difference", True)
-    assert diverged.better == "A"
-    assert Pair("A", "B", b, a, "difference", True).better == "B"
+    assert (diverged.better, diverged.swap().better, pair.swap().better) == ("A", "A", "A")
 
 
-@pytest.mark.parametrize(
-    ("a", "b"), [((), ()), ((1.0,), (1.0, 2.0)), ((NAN,), (1.0,)), ((1.0,), (-1.0,))]
-)
-def test_what_is_no_pair_is_refused(a, b):
-    with pytest.raises(InputError, match="A and B: "):
-        Pair("A", "B", a, b)
-    with pytest.raises(InputError, match="finite values"):
-        t_interval([1.0, INF])
-
-
-def test_the_sentence():
+def test_sentences_of_pairs():
     a, b = (4.0, 5.0, 3.0, 4.0, 4.0), (10.0, 11.0, 9.0, 9.0, 11.0)
     costs = {"FedPAGE": a, "SCAFFOLD": b, "FedAvg": (10.5, 10.0, 9.5, 9.5, 10.0)}
     pairs = compare_pairs({name: dict(enumerate(values)) for name, values in costs.items()})
@@ -191,15 +274,9 @@ def test_the_sentence():
         "(p < 0.001 after Holm)"
     )
     assert pairs[2].sentence("bytes").endswith("after Holm): they cannot be told apart")
-    assert tied_with_best("FedPAGE", pairs) == {"FedPAGE"}
-    assert tied_with_best("SCAFFOLD", pairs) >= {"SCAFFOLD", "FedAvg"}
-
-
-def test_a_sentence_says_when_only_the_number_of_pairs_prevents_a_verdict():
-    """Its interval, of this pair alone, leaves out 1; without the reason it would contradict."""
-    pair = Pair(
-        "A", "B", (1.0, 1.1, 1.2, 1.1, 1.3), (1.4, 1.2, 1.5, 1.6, 1.4), adjusted=0.06, pairs=3
-    )
+    # The interval, of this pair alone, leaves out 1; without the reason it would contradict.
+    c, d = (1.0, 1.1, 1.2, 1.1, 1.3), (1.4, 1.2, 1.5, 1.6, 1.4)
+    pair = Pair("A", "B", c, d, adjusted=0.06, pairs=3)
     assert pair.interval[2] < 1
     assert pair.p_value < 0.05
     end = "(p = 0.06 after Holm): not told apart, because 3 pairs were compared"
@@ -223,6 +300,7 @@ DEMSAR = [
     (3, 2, 4, 1), (4, 1, 2, 3), (3, 1, 4, 2),
 ]  # fmt: skip
 """The ranks in Table 6 of Demšar (2006): C4.5 in four variants on 14 data sets."""
+PAIRED = [(1, 2, 3, 4)] * 12 + [(2, 1, 4, 3)] * 8
 
 
 def by_problem(rows, names="abcd"):
@@ -231,14 +309,14 @@ def by_problem(rows, names="abcd"):
 
 def test_the_published_example():
     """Demšar's mean ranks, chi-square 9.28 (without correction for ties), q 2.569 and CD 1.25."""
-    found = rank_over_problems(by_problem(DEMSAR))
+    found = fp.rank_over_problems(by_problem(DEMSAR))
     rounded = {name: round(rank, 3) for name, rank in found.mean_ranks.items()}
     assert rounded == {"d": 1.964, "b": 2.0, "c": 2.893, "a": 3.143}
     ties = sum(n**3 - n for row in DEMSAR for n in np.unique(row, return_counts=True)[1])
     assert found.chi_square * (1 - ties / (14 * 4 * 15)) == pytest.approx(9.28, abs=0.01)
     assert found.critical_difference == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), abs=1e-3)
     assert found.groups == (("d", "b", "c", "a"),)  # Nemenyi finds no difference at 5 %, he says
-    at_ten = rank_over_problems(by_problem(DEMSAR), alpha=0.1)
+    at_ten = fp.rank_over_problems(by_problem(DEMSAR), alpha=0.1)
     assert at_ten.critical_difference == pytest.approx(1.12, abs=0.005)
     assert at_ten.groups == (("d", "b", "c"), ("c", "a"))
 
@@ -247,7 +325,7 @@ def test_friedman_is_scipys_with_ties_and_infinities():
     rng = np.random.default_rng(4)
     rows = rng.integers(1, 6, (9, 4)).astype(float)
     rows[rows == 5] = INF
-    found = rank_over_problems(by_problem(rows))
+    found = fp.rank_over_problems(by_problem(rows))
     ranks = np.array([stats.rankdata(row) for row in rows])
     expected = stats.friedmanchisquare(*ranks.T).statistic
     assert found.chi_square == pytest.approx(expected, rel=1e-9)
@@ -256,24 +334,44 @@ def test_friedman_is_scipys_with_ties_and_infinities():
 
 
 def test_groups_overlap_and_sentences_say_who_is_tied():
-    rows = [(1, 2, 3, 4)] * 12 + [(2, 1, 4, 3)] * 8
-    found = rank_over_problems(by_problem(rows))
+    found = fp.rank_over_problems(by_problem(PAIRED))
     assert found.groups == (("a", "b"), ("c", "d"))
     assert found.sentence() == (
         "a has the best mean rank, 1.40 over 20 problems (Friedman's test: p < 0.001; "
         "critical difference 1.05); not told from it: b"
     )
-    alike = rank_over_problems(by_problem(itertools.permutations((1, 2, 3, 4))))
+    alike = fp.rank_over_problems(by_problem(itertools.permutations((1, 2, 3, 4))))
     assert alike.p_value == 1.0
     assert "do not tell the methods apart" in alike.sentence()
-    assert rank_over_problems(by_problem([(1, 1)] * 3, "ab")).p_value == 1.0
-    assert rank_over_problems(by_problem([(1, 2)] * 3, "ab")).p_value == 0.0
+    assert fp.rank_over_problems(by_problem([(1, 1)] * 3, "ab")).p_value == 1.0
+    assert fp.rank_over_problems(by_problem([(1, 2)] * 3, "ab")).p_value == 0.0
 
 
-def test_ranks_refuse_what_is_missing():
-    with pytest.raises(InputError, match="at least 2 problems and 2 methods, not 1 and 4"):
-        rank_over_problems(by_problem(DEMSAR[:1]))
-    with pytest.raises(InputError, match="problem two: b has no cost"):
-        rank_over_problems({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0}})
-    with pytest.raises(InputError, match="problem two: b has no cost"):
-        rank_over_problems({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0, "b": NAN}})
+@pytest.mark.parametrize(
+    ("costs", "fault"),
+    [
+        (by_problem(DEMSAR[:1]), "not 1 and 4"),
+        ({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0}}, "two: b"),
+        ({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0, "b": NAN}}, "two: b"),
+    ],
+)
+def test_ranks_refuse_what_is_missing(costs, fault):
+    with pytest.raises(InputError, match=fault):
+        fp.rank_over_problems(costs)
+
+
+def test_the_diagram_of_ranks_shows_every_method_and_group(tmp_path):
+    names = ("FedPAGE", "SCAFFOLD", "FedAvg", "FedProx")
+    ranks = fp.rank_over_problems(by_problem(PAIRED, names))
+    figure = fp.plot_critical_difference(ranks, tmp_path / "cd.png")
+    assert (tmp_path / "cd.png").stat().st_size > 3000
+    (axes,) = figure.axes
+    texts = [text.get_text() for text in axes.texts]
+    assert {"FedPAGE  1.40", "SCAFFOLD  1.60", "3.40  FedAvg", "3.60  FedProx"} <= set(texts)
+    assert "critical difference 1.05" in texts
+    bars = [line for line in axes.lines if line.get_linewidth() == 2.6]
+    for bar, group in zip(bars, ranks.groups, strict=True):
+        low, high = np.asarray(bar.get_xdata(), dtype=float)
+        assert low <= ranks.mean_ranks[group[0]] < ranks.mean_ranks[group[-1]] <= high
+    with pytest.raises(InputError, match=r"cd\.xyz"):
+        fp.plot_critical_difference(ranks, tmp_path / "cd.xyz")

@@ -213,7 +213,7 @@ def execute(
         faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem
         options = replace(options, faults=failing, policy=policy)
     study = study_of_methods(
-        problem, methods, rounds=config.rounds, seeds=config.seed_list, out=out / "runs",
+        problem, methods, config.seed_list, out=out / "runs", rounds=config.rounds,
         record_every=config.record_every, options=options,
     )  # fmt: skip
     if not resume:

@@ -302,7 +302,7 @@ def print_comparison(comparison: Comparison) -> None:
         f"medians and {100 * comparison.level:.0f} % intervals:"
     )
     for label in comparison.costs:
-        print(f"  {label}: {comparison.judgements[label].text(column.unit)}")
+        print(f"  {label}: {comparison.samples[label].text(column.unit)}")
     for sentence in comparison.sentences():
         print(sentence)
 

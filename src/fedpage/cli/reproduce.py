@@ -13,13 +13,13 @@ import typer
 from fedpage.cli.common import check_count, prepare_out
 from fedpage.cli.options import JobsOption
 from fedpage.cli.output import Document, log, print_table, with_json
-from fedpage.cli.study import print_verdicts, show_progress
+from fedpage.cli.study import print_claims, show_progress
 from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpage.report.plots import FigureRuns
     from fedpage.runs.config import ProblemConfig
-    from fedpage.studies.claims import TunedCurve, Verdict
+    from fedpage.studies.claims import CheckedClaim, TunedCurve
     from fedpage.studies.study import Study
 
 
@@ -77,12 +77,12 @@ def reproduce(
         if unsearched:
             _tune(studies, unsearched, out, jobs)
     figures = {key: made for study in studies for key, made in study.figures().items()}
-    verdicts = _judge(figures, _load_tuned(studies, out))
-    page = _report(studies, figures, out, verdicts)
-    print_verdicts(verdicts)
+    checked = _check_claims(figures, _load_tuned(studies, out))
+    page = _report(studies, figures, out, checked)
+    print_claims(checked)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
-    return {"claims": verdicts, "new_runs": fresh, "seconds": spent, "report": page}
+    return {"claims": checked, "new_runs": fresh, "seconds": spent, "report": page}
 
 
 def _list() -> Document:
@@ -164,11 +164,13 @@ def _tune(
         for row in rows:
             median = row["rounds_on_held_out_seeds"][1]
             near = ", ".join(f"{v:g}" for v in row["within_tenth"])
+            reached = "held" if row["hold"] else "first touch"
             rho = "-" if row["rho"] is None else f"{row['rho']:g}"
             paid = "not reached" if median is None else f"{median:.0f}"
-            cells.append((row["panel"], row["label"], f"{row['eta_g']:g}", rho, paid, near))
+            eta_g = f"{row['eta_g']:g}"
+            cells.append((row["panel"], row["label"], reached, eta_g, rho, paid, near))
         headings = (
-            "panel", "curve", "eta_g", "rho", "rounds on held-out seeds",
+            "panel", "curve", "target", "eta_g", "rho", "rounds on held-out seeds",
             "eta_g within a tenth of the best",
         )  # fmt: skip
         caption = f"{name}: fewest rounds to {grid.target:g}"
@@ -179,13 +181,15 @@ def _tune(
     return found
 
 
-def _judge(figures: dict[str, FigureRuns], tuned: dict[str, list[TunedCurve]]) -> list[Verdict]:
-    """Judge the claims about the figures that were run."""
+def _check_claims(
+    figures: dict[str, FigureRuns], tuned: dict[str, list[TunedCurve]]
+) -> list[CheckedClaim]:
+    """Check the claims about the figures that were run."""
     from fedpage.studies import claims
     from fedpage.studies.paper import book
 
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
-    return [claims.judge(claim, figures, tuned) for claim in concerned]
+    return [claims.evaluate(claim, figures, tuned) for claim in concerned]
 
 
 def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurve]]:
@@ -208,7 +212,7 @@ def _report(
     studies: Sequence[Study],
     figures: dict[str, FigureRuns],
     out: Path,
-    verdicts: list[Verdict],
+    checked: list[CheckedClaim],
 ) -> Path:
     """Write the figures and the page."""
     from fedpage.studies import results
@@ -221,5 +225,5 @@ def _report(
         studies=studies,
         runs=[run for study in studies for run in study.runs().values()],
         figures=list(figures.values()),
-        verdicts=verdicts,
+        claims=checked,
     )

@@ -19,7 +19,7 @@ from fedpage.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedpage.report.tables import Table
-    from fedpage.studies.claims import Verdict
+    from fedpage.studies.claims import CheckedClaim
     from fedpage.studies.study import Study
 
 app = typer.Typer(help="Run studies: problems x methods x grids x seeds.", no_args_is_help=True)
@@ -178,9 +178,9 @@ def _finish(study: Study, out: Path | None) -> Document:
     comparisons = study.comparisons()
     for comparison in comparisons.values():
         print("\n".join(["", str(comparison.table()), *comparison.sentences()]))
-    verdicts = study.verdicts() if study.config.claims else []
-    if verdicts:
-        print_verdicts(verdicts)
+    claims = study.claims() if study.config.claims else []
+    if claims:
+        print_claims(claims)
     page = results.write_report(study, folder / "report.html")
     results.write_figures(study, folder / "figures")
     results.write_tables(comparisons, folder / "tables")
@@ -190,21 +190,21 @@ def _finish(study: Study, out: Path | None) -> Document:
             name: {"rows": _rows(each.table()), "sentences": list(each.sentences())}
             for name, each in comparisons.items()
         },
-        "claims": verdicts,
+        "claims": claims,
         "report": page,
     }
 
 
-def print_verdicts(verdicts: list[Verdict]) -> None:
-    """Print judged claims."""
+def print_claims(claims: list[CheckedClaim]) -> None:
+    """Print claims with their verdicts."""
     from rich.table import Table
 
     table = Table(show_lines=True)
     for heading in ("verdict", "claim", "comparisons"):
         table.add_column(heading, overflow="fold")
-    for verdict in verdicts:
-        detail = f"{verdict.counts}. {verdict.note}" if verdict.findings else verdict.note
-        table.add_row(verdict.verdict, verdict.claim.text, detail)
+    for each in claims:
+        detail = f"{each.counts}. {each.note}" if each.findings else each.note
+        table.add_row(each.verdict, each.claim.text, detail)
     console().print(table)
 
 

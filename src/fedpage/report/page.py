@@ -51,7 +51,7 @@ class Page:
         settings: Settings and provenance, shown as JSON.
         columns: Recorded columns for the vertical axis; the first is shown at first.
         axes: Costs for the horizontal axis; the first is shown at first.
-        claims: Claims with their verdicts, such as `fedpage.studies.claims.Verdict`.
+        claims: Claims with their verdicts, such as `fedpage.studies.claims.CheckedClaim`.
         tables: Tables to show before the figures.
         note: A line below the title.
         picture: A PNG or SVG file to show before the figures.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -48,10 +48,17 @@ Runs: TypeAlias = "History | Iterable[History]"
 
 @dataclass(frozen=True)
 class PanelRuns:
-    """One plot: its title, and its runs by label."""
+    """One plot.
+
+    Attributes:
+        title: Its title.
+        curves: Its runs by label.
+        values: What tells it from the other panels, such as {"clients": 3250, "step": 0.1}.
+    """
 
     title: str
     curves: Mapping[str, Sequence[History]]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

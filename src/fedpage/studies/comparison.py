@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,20 +27,12 @@ from fedpage.studies.statistics import (
     format_p,
     no_verdict,
     scale_unit,
-    tied_with_best,
 )
 
 _NOUNS = {"bytes": "bytes", "bits": "bits", "round": "rounds"}
 """Costs whose names are shorter than their labels."""
 _MOST_PAIRS = 10
 """The most pairs of which each has a sentence; of more, those with the best have."""
-
-
-class AtEnd(NamedTuple):
-    """How runs of a method end: how many at the target, and the median value of its column."""
-
-    at_target: int
-    value: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Comparison:
     Attributes:
         costs: By method, the cost of each seed, interpolated between records; inf if the target
             was not reached.
-        ends: By method, how its runs end.
+        ends: By method, how many runs end at the target, and their median value at the end.
         target: The target.
         cost: The cost.
         title: What the runs are about, for the caption.
@@ -59,7 +50,7 @@ class Comparison:
     """
 
     costs: Mapping[str, Mapping[int, float]]
-    ends: Mapping[str, AtEnd]
+    ends: Mapping[str, tuple[int, float]]
     target: Target
     cost: Cost
     title: str = ""
@@ -89,8 +80,8 @@ class Comparison:
                 if seed in own:
                     raise InputError(f"{label} has two runs with seed {seed}; leave one out")
                 own[seed] = run.cost_to(target, cost)
-            values = [end_value(run, target.column) for run in runs]
-            ends[label] = AtEnd(sum(run.ends_at(target) for run in runs), float(np.median(values)))
+            value = float(np.median([end_value(run, target.column) for run in runs]))
+            ends[label] = (sum(run.ends_at(target) for run in runs), value)
         return cls(costs, ends, target, cost, title, remarks)
 
     @property
@@ -99,7 +90,7 @@ class Comparison:
         return self.target.title
 
     @cached_property
-    def judgements(self) -> dict[str, CostSample]:
+    def samples(self) -> dict[str, CostSample]:
         """The median cost of each method with its interval, the best method first."""
         found = {name: CostSample(tuple(costs.values())) for name, costs in self.costs.items()}
         return dict(sorted(found.items(), key=lambda item: item[1].order))
@@ -107,7 +98,7 @@ class Comparison:
     @property
     def best(self) -> str:
         """The method with the least median cost."""
-        return next(iter(self.judgements))
+        return next(iter(self.samples))
 
     @property
     def seeds(self) -> int:
@@ -117,16 +108,20 @@ class Comparison:
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """All pairs, adjusted by Holm's method, the method with the smaller median first."""
-        return compare_pairs({name: self.costs[name] for name in self.judgements})
+        return compare_pairs({name: self.costs[name] for name in self.samples})
 
     @property
     def tied(self) -> frozenset[str]:
         """The best method and all methods not significantly different from it.
 
         It is empty with too few seeds. A method whose median did not reach the target is left out.
+        All pairs are adjusted for, so that choosing the best by the same costs does no harm.
         """
-        found = tied_with_best(self.best, self.pairs)
-        return frozenset(n for n in found if math.isfinite(self.judgements[n].median))
+        own = [pair for pair in self.pairs if self.best in (pair.first, pair.second)]
+        if not own or not all(pair.has_verdict for pair in own):
+            return frozenset()
+        found = {self.best}.union(*({p.first, p.second} for p in own if not p.is_different))
+        return frozenset(name for name in found if math.isfinite(self.samples[name].median))
 
     @property
     def noun(self) -> str:
@@ -153,7 +148,7 @@ class Comparison:
 
         Bold are the best median and the medians that do not differ significantly from it.
         """
-        median = self.judgements[self.best].median
+        median = self.samples[self.best].median
         scale, unit = scale_unit(median if math.isfinite(median) else 0.0, self.cost.column.unit)
         heading = f"median ({unit.strip()})" if unit.strip() else "median"
         columns = ["method", "reached", "at end", "end value", heading, "low", "high"]
@@ -163,14 +158,14 @@ class Comparison:
             groups.append((f"times {self.best}", 4))
         rows = []
         for name in self.costs:
-            found, end = self.judgements[name], self.ends[name]
-            values = [value / scale for value in (found.median, found.low, found.high)]
-            middle, low, high = (Cell(_three_digits(value), value) for value in values)
+            found, (at_end, value) = self.samples[name], self.ends[name]
+            scaled = [cost / scale for cost in (found.median, found.low, found.high)]
+            middle, low, high = (Cell(_three_digits(cost), cost) for cost in scaled)
             row = [
                 Cell(name),
                 Cell(f"{found.reached}/{found.seeds}"),
-                Cell(f"{end.at_target}/{found.seeds}"),
-                Cell("-" if math.isnan(end.value) else f"{end.value:.3g}", end.value),
+                Cell(f"{at_end}/{found.seeds}"),
+                Cell("-" if math.isnan(value) else f"{value:.3g}", value),
                 replace(middle, is_bold=name in self.tied),
                 *_in_brackets(low, high),
             ]
@@ -182,7 +177,7 @@ class Comparison:
 
     def _ratio_cells(self, name: str) -> tuple[Cell, ...]:
         """Return the ratio to the best, its interval and its p-value."""
-        if name == self.best and math.isfinite(self.judgements[name].median):
+        if name == self.best and math.isfinite(self.samples[name].median):
             return Cell("1", 1.0), Cell("", ""), Cell("", ""), Cell("", "")
         own = {frozenset((pair.first, pair.second)): pair for pair in self.pairs}
         pair = own.get(frozenset((self.best, name)))
@@ -200,7 +195,7 @@ class Comparison:
     @property
     def level(self) -> float:
         """The least probability with which the interval of a median holds it."""
-        return min((found.level for found in self.judgements.values()), default=0.0)
+        return min((found.level for found in self.samples.values()), default=0.0)
 
     def _notes(self) -> tuple[str, ...]:
         brackets = f"Brackets: {100 * self.level:.0f} % intervals of the median (order statistics)"
@@ -208,9 +203,8 @@ class Comparison:
         if self.pairs:
             notes = [f"{brackets}; 95 % t-intervals of the ratio of paired costs."]
             notes.append("p: adjusted by Holm's method for all pairs.")
-        notes.append(
-            f"At end: runs whose last record is at the target; end value: median {self._column}."
-        )
+        value = f"median {describe_column(self.target.column).label}"
+        notes.append(f"At end: runs whose last record is at the target; end value: {value}.")
         if self.tied:
             notes.append(
                 "Bold: the least median, and medians that do not differ significantly from it "
@@ -221,10 +215,6 @@ class Comparison:
         if any(not math.isfinite(cost) for costs in self.costs.values() for cost in costs.values()):
             notes.append("Dashes: runs did not reach the target; p is then of the rank-sum test.")
         return tuple(notes)
-
-    @property
-    def _column(self) -> str:
-        return describe_column(self.target.column).label
 
 
 def _in_brackets(low: Cell, high: Cell) -> tuple[Cell, Cell]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError, did_you_mean, short_repr
@@ -26,6 +26,7 @@ from fedpage.runs.config import (
 )
 from fedpage.studies.claims import Claim
 
+T = TypeVar("T")
 MOST_RUNS = 100_000
 """The most runs of a study; the list of more would fill the memory."""
 
@@ -117,7 +118,7 @@ class StudyConfig:
         defaults: What all problems and all methods have.
         figures: Figures to draw; by default one with a panel for each problem.
         tables: Tables to write; by default one for each problem.
-        claims: Sentences to judge.
+        claims: Sentences to check.
     """
 
     problems: dict[str, Any]
@@ -183,33 +184,22 @@ def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
     table = toml.read(path)
     table.setdefault("name", "".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem))
     toml.apply_changes(table, changes)
+    defaults = table.get("defaults")
+    defaults = defaults if isinstance(defaults, dict) else {}
     of_problems = ("data", "objective", "partition", "metrics")
-    for section, keys in (("problems", of_problems), ("methods", ("method",))):
-        for entry in _tables(table.get(section)):
-            _place_files(entry, keys, path.parent)
-    for section, keys in (("problem", of_problems), ("method", ("method",))):
-        defaults = table.get("defaults")
-        if isinstance(defaults, dict) and isinstance(defaults.get(section), dict):
-            _place_files(defaults[section], keys, path.parent)
+    for what, keys in (("problem", of_problems), ("method", ("method",))):
+        section = table.get(f"{what}s")
+        entries = list(section.values()) if isinstance(section, dict) else []
+        for entry in (*entries, defaults.get(what)):
+            for key in keys if isinstance(entry, dict) else ():
+                if isinstance(entry.get(key), str):
+                    words = entry[key].split(",") if key == "metrics" else [entry[key]]
+                    entry[key] = ",".join(_place_file(word.strip(), path.parent) for word in words)
     return structure(StudyConfig, table, str(path))
 
 
-def _tables(section: object) -> list[Settings]:
-    if not isinstance(section, dict):
-        return []
-    return [entry for entry in section.values() if isinstance(entry, dict)]
-
-
-def _place_files(table: Settings, keys: Sequence[str], folder: Path) -> None:
-    """Make paths absolute that are relative to the folder of a study file."""
-    for key in keys:
-        value = table.get(key)
-        if isinstance(value, str):
-            words = [word.strip() for word in value.split(",")] if key == "metrics" else [value]
-            table[key] = ",".join(_place_file(word, folder) for word in words)
-
-
 def _place_file(text: str, folder: Path) -> str:
+    """Make a path absolute that is relative to the folder of a study file."""
     path, at, rest = text.rpartition("@")
     file = folder / (path if at else text)
     return f"{file.resolve()}{at}{rest if at else ''}" if file.is_file() else text
@@ -292,16 +282,13 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
         if not isinstance(table, dict):
             found[name] = StudyProblem(name, name, table)
             continue
-        table = dict(table)
-        own = structure(
-            _ProblemKeys, {key: table.pop(key) for key in _PROBLEM_KEYS if key in table}, place
-        )
+        own, source = _split(table, _ProblemKeys, place)
         unknown = next((key for key in own.methods if key not in config.methods), None)
         if unknown is not None:
             hint = did_you_mean(unknown, config.methods)
             raise InputError(f"{place}: methods has {unknown!r}, which is not a method;{hint}")
-        source = structure(ProblemConfig, table, place)
-        found[name] = StudyProblem(name, own.title or name, source, own.methods, own.grid)
+        config_ = structure(ProblemConfig, source, place)
+        found[name] = StudyProblem(name, own.title or name, config_, own.methods, own.grid)
     return found
 
 
@@ -314,15 +301,20 @@ class _ProblemKeys:
     grid: dict[str, list[Any]] = field(default_factory=dict)
 
 
-_PROBLEM_KEYS = ("title", "methods", "grid")
-
-
 @dataclass(frozen=True)
 class _MethodKeys:
     """Keys of a method's table that are no hyper-parameters."""
 
     method: str = ""
     label: str = ""
+
+
+def _split(table: Settings, keys: type[T], place: str) -> tuple[T, Settings]:
+    """Read the keys of a study from a table, and return the others as they are."""
+    known = dataclass_fields(keys)
+    own = {key: value for key, value in table.items() if key in known}
+    rest = {key: value for key, value in table.items() if key not in known}
+    return structure(keys, own, place), rest
 
 
 def _resolve(tables: Mapping[str, Any], defaults: Settings, where: str) -> dict[str, Any]:
@@ -373,14 +365,14 @@ def list_curves(
         name: _open_method(name, table, f"{where}, [methods.{name}]")
         for name, table in tables.items()
     }
-    labels = _labels(methods)
+    labels = [method.label for method in methods.values()]
     curves = []
-    for problem in problems.values():
-        grid = {**config.grid, **problem.grid}
-        for name, method in methods.items():
-            more = problem.methods.get(name, {})
-            for setting_, given, value in method.settings(grid, more):
-                curves.append(Curve(problem.name, name, labels[name], setting_, given, value))
+    for problem, (name, method) in itertools.product(problems.values(), methods.items()):
+        is_alone = labels.count(method.label) == 1
+        label = method.label if is_alone else f"{method.label} ({name})"
+        grid, more = {**config.grid, **problem.grid}, problem.methods.get(name, {})
+        for chosen, given, value in method.settings(grid, more, f"{where}, [methods.{name}]"):
+            curves.append(Curve(problem.name, name, label, chosen, given, value))
     if len(curves) * len(config.seed_list) > MOST_RUNS:
         raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
     return curves
@@ -388,30 +380,37 @@ def list_curves(
 
 @dataclass(frozen=True)
 class _Method:
-    """A method of a study, before its grids are multiplied."""
+    """A method of a study, before its grids are multiplied: the keys of a table, or an object."""
 
     label: str
-    settings: Callable[[Settings, Settings], Iterator[tuple[Settings, Settings, AnyMethod]]]
+    entry: MethodEntry
+    given: Settings
+    value: AnyMethod | None = None
+
+    def settings(
+        self, grid: Settings, more: Settings, place: str
+    ) -> Iterator[tuple[Settings, Settings, AnyMethod]]:
+        """Yield the values of the grids, all given values and the method with them."""
+        table = {**grid, **self.given, **more}
+        if self.value is not None and not table:
+            yield {}, {}, self.value
+            return
+        names = () if self.value is None else dataclass_fields(type(self.value))
+        base = {name: getattr(self.value, name) for name in names}
+        for chosen, values in _multiply(table, place):
+            yield chosen, values, _build_curve(self.entry, values, place, base)
 
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
     if not isinstance(table, dict):
-        return _Method(_label(name, table.name), lambda grid, more: _vary(table, grid, more, place))
-    own = structure(
-        _MethodKeys, {key: table[key] for key in ("method", "label") if key in table}, place
-    )
-    given = {key: value for key, value in table.items() if key not in ("method", "label")}
+        return _Method(_label(name, table.name), MethodEntry(type(table), table.name), {}, table)
+    own, given = _split(table, _MethodKeys, place)
     try:
         entry = find_method(own.method or name)
     except InputError as error:
         hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
-
-    def settings(grid: Settings, more: Settings) -> Iterator[tuple[Settings, Settings, AnyMethod]]:
-        for setting_, values in _multiply({**grid, **given, **more}, place):
-            yield setting_, values, build_curve(entry, values, place)
-
-    return _Method(own.label or _label(name, entry.label), settings)
+    return _Method(own.label or _label(name, entry.label), entry, given)
 
 
 def _label(name: str, method: str) -> str:
@@ -419,15 +418,6 @@ def _label(name: str, method: str) -> str:
     if name.lower().replace("_", "-") == method.lower():
         return method
     return name if name.startswith(method) else f"{method} ({name})"
-
-
-def _labels(methods: Mapping[str, _Method]) -> dict[str, str]:
-    """Return the label of each method; equal labels are told apart by the names."""
-    every = [method.label for method in methods.values()]
-    return {
-        name: method.label if every.count(method.label) == 1 else f"{method.label} ({name})"
-        for name, method in methods.items()
-    }
 
 
 def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]]:
@@ -443,33 +433,12 @@ def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]
         yield chosen, {**table, **chosen}
 
 
-def _vary(method: AnyMethod, grid: Settings, more: Settings, place: str) -> Iterator[Any]:
-    """Yield a method that was given as an object at each setting of the grids."""
-    entry = MethodEntry(type(method), method.name)
-    if not grid and not more:
-        yield {}, {}, method
-        return
-    given = {key: getattr(method, key) for key in dataclass_fields(type(method))}
-    for setting_, values in _multiply({**grid, **more}, place):
-        yield setting_, values, build_curve(entry, values, place, given)
-
-
-def build_curve(
-    entry: MethodEntry, values: Settings, place: str, base: Mapping[str, Any] | None = None
+def _build_curve(
+    entry: MethodEntry, values: Settings, place: str, base: Mapping[str, Any]
 ) -> AnyMethod:
-    """Build a method from its hyper-parameters, the effective step and rho.
-
-    Args:
-        entry: The method.
-        values: Hyper-parameters, `step` and `rho`.
-        place: The place that errors name.
-        base: Hyper-parameters beside these, already of their types.
-
-    Raises:
-        InputError: A name is unknown, or a value is not of its type.
-    """
+    """Build a method from hyper-parameters, the effective step and rho, beside those in `base`."""
     special = {key: value for key, value in values.items() if key in SPECIAL}
-    parsed: dict[str, HyperParameter] = dict(base or {})
+    parsed: dict[str, HyperParameter] = dict(base)
     for key, value in values.items():
         if key not in SPECIAL:
             known = field_values(entry.cls, {key: value}, place, words=isinstance(value, str))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,19 +19,17 @@ from fedpage.core.target import Target
 from fedpage.report.bands import Summary
 from fedpage.report.figure_file import find_tex, write_figure
 from fedpage.report.page import Page
-from fedpage.report.plots import FigureRuns, draw_figure
+from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.summary import end_value
 from fedpage.report.titles import describe_runs
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.history import History
-from fedpage.studies.claims import Panel, Verdict
+from fedpage.studies.claims import CheckedClaim
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.grid import (
     Curve,
     FigureConfig,
     Selection,
-    StudyConfig,
-    StudyProblem,
     TableConfig,
     describe_setting,
     format_value,
@@ -58,36 +56,29 @@ def key_of(curve: Curve, seed: int) -> RunKey:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The finished runs of a study.
+    """A study with its finished runs, from which figures and tables are made."""
 
-    Attributes:
-        config: The study.
-        problems: Its problems.
-        curves: Its problems x methods x settings.
-        runs: The finished runs.
-    """
-
-    config: StudyConfig
-    problems: Mapping[str, StudyProblem]
-    curves: Sequence[Curve]
+    study: Study
     runs: Mapping[RunKey, History]
 
     def figures(self) -> dict[str, FigureRuns]:
         """Return the figures with their finished runs, by name."""
         found = {}
-        for name, figure in self.config.named_figures().items():
+        config = self.study.config
+        for name, figure in config.named_figures().items():
             panels = tuple(self._panels(figure))
             if panels:
                 columns = figure.columns or min(3, len(panels))
                 drawn = [run for panel in panels for some in panel.curves.values() for run in some]
-                title = figure.title or self.config.title or describe_runs(drawn)
+                title = figure.title or config.title or describe_runs(drawn)
                 found[name] = FigureRuns(name, title, figure.note, columns, panels)
         return found
 
-    def _panels(self, figure: FigureConfig) -> list[Panel]:
+    def _panels(self, figure: FigureConfig) -> list[PanelRuns]:
         names = panel_names(figure.panels)
         groups: dict[tuple[object, ...], list[Curve]] = {}
-        for curve in self._select(figure, self.config.target, self.config.cost):
+        config = self.study.config
+        for curve in self._select(figure, config.target, config.cost):
             groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
         shown = _shown_names(groups.values(), self._grids(figure), names)
         several = any(len({curve.problem for curve in curves}) > 1 for curves in groups.values())
@@ -99,7 +90,7 @@ class StudyResults:
                 _label(curve, shown, several=several): self._runs_of(curve) for curve in curves
             }
             if any(drawn.values()):
-                panels.append(Panel(title, drawn, known))
+                panels.append(PanelRuns(title, drawn, known))
         return panels
 
     def _axis(self, curve: Curve, name: str) -> object:
@@ -108,7 +99,7 @@ class StudyResults:
             return curve.problem if name == "problem" else curve.label
         if name in curve.given:
             return curve.given[name]
-        source = self.problems[curve.problem].source
+        source = self.study.problems[curve.problem].source
         if isinstance(source, ProblemConfig):
             return getattr(source, name, None)
         about: dict[str, Any] = source.describe()
@@ -116,44 +107,38 @@ class StudyResults:
 
     def _axis_title(self, name: str, value: object) -> str:
         if name == "problem":
-            return self.problems[str(value)].title
+            return self.study.problems[str(value)].title
         if name == "clients" and isinstance(value, int):
             return f"{value:,} clients"
         return str(value) if name in ("method", "data") else f"{name} {format_value(value)}"
 
     def _select(self, part: Selection, target: Target, cost: str) -> list[Curve]:
         """Return the curves that a figure or a table is about."""
-        found = [curve for curve in self.curves if is_about(part, curve)]
+        found = [curve for curve in self.study.curves if is_about(part, curve)]
         if not part.best:
             return found
         best: dict[tuple[str, str], tuple[tuple[object, ...], Curve]] = {}
         for curve in found:
-            costs = tuple(run.cost_to(target, cost) for run in self._runs_of(curve))
-            if costs:
-                order = (*CostSample(costs).order, self._end(curve, target))
-                place = (curve.problem, curve.method)
-                if place not in best or order < best[place][0]:
-                    best[place] = (order, curve)
+            runs = self._runs_of(curve)
+            if not runs:
+                continue
+            sample = CostSample(tuple(run.cost_to(target, cost) for run in runs))
+            # Between equal costs the median value at the end decides, which is less if better.
+            order = (*sample.order, float(np.median([_end(run, target.column) for run in runs])))
+            place = (curve.problem, curve.method)
+            if place not in best or order < best[place][0]:
+                best[place] = (order, curve)
         return [curve for _, curve in best.values()]
-
-    def _end(self, curve: Curve, target: Target) -> float:
-        """Return the median value at the end, less if better; it decides between equal costs."""
-        ends = []
-        for run in self._runs_of(curve):
-            sign = -1.0 if run.higher_is_better(target.column) else 1.0
-            value = sign * end_value(run, target.column) if run.progress()[-1] else math.nan
-            ends.append(math.inf if math.isnan(value) else value)
-        return float(np.median(ends))
 
     def _runs_of(self, curve: Curve) -> list[History]:
         """Return the finished runs of a curve, in the order of the seeds."""
-        keys = (key_of(curve, seed) for seed in self.config.seed_list)
+        keys = (key_of(curve, seed) for seed in self.study.config.seed_list)
         return [self.runs[key] for key in keys if key in self.runs]
 
     def _grids(self, part: Selection) -> dict[tuple[str, str], dict[str, list[Any]]]:
         """Return the values among which `best` chooses, by problem, method and grid."""
         found: dict[tuple[str, str], dict[str, list[Any]]] = {}
-        for curve in self.curves:
+        for curve in self.study.curves:
             if part.best and is_about(part, curve):
                 own = found.setdefault((curve.problem, curve.method), {})
                 for name, value in curve.setting.items():
@@ -163,10 +148,11 @@ class StudyResults:
 
     def comparisons(self) -> dict[str, Comparison]:
         """Compare the costs to the target, by table and problem."""
-        parts = self.config.tables or [TableConfig()]
+        config = self.study.config
+        parts = config.tables or [TableConfig()]
         found = {}
         for number, part in enumerate(parts, start=1):
-            target, cost = part.target or self.config.target, part.cost or self.config.cost
+            target, cost = part.target or config.target, part.cost or config.cost
             chosen: dict[str, list[Curve]] = {}
             for curve in self._select(part, target, cost):
                 chosen.setdefault(curve.problem, []).append(curve)
@@ -178,12 +164,18 @@ class StudyResults:
                 groups = {label: runs for label, runs in groups.items() if runs}
                 if not groups:
                     continue
-                title = part.title or self.problems[problem].title
+                title = part.title or self.study.problems[problem].title
                 stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
-                name = stem if len(self.problems) == 1 else f"{stem}-{problem}"
+                name = stem if len(self.study.problems) == 1 else f"{stem}-{problem}"
                 remarks = _edge_notes(labels, grids)
                 found[name] = Comparison.of_runs(groups, target, cost, title, remarks)
         return found
+
+
+def _end(run: History, column: str) -> float:
+    """Return the value at the end, with the sign that makes less better; inf if f rose."""
+    value = end_value(run, column) if run.progress()[-1] else math.nan
+    return math.inf if math.isnan(value) else -value if run.higher_is_better(column) else value
 
 
 def panel_names(panels: list[str] | str) -> list[str]:
@@ -238,17 +230,15 @@ def _edge_notes(
     for label, curve in labels.items():
         for name, values in grids.get((curve.problem, curve.method), {}).items():
             numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-            if len(numbers) < max(2, len(values)):
-                continue
-            for edge, value in (("least", min(numbers)), ("largest", max(numbers))):
-                if curve.setting[name] == value:
-                    edges.append(f"{label} has the {edge} {name}")
+            if len(numbers) == len(values) > 1:
+                ends = {max(numbers): "largest", min(numbers): "least"}
+                if curve.setting[name] in ends:
+                    edges.append(f"{label} has the {ends[curve.setting[name]]} {name}")
     if not edges:
         return ()
     return (f"At the edge of a grid: {'; '.join(edges)}. Better values may lie beyond.",)
 
 
-_RECORDS = ("csv", "parquet")
 _LISTED = 100
 """The most runs that a page lists one by one; `fedpage study export` has the records of all."""
 
@@ -275,7 +265,7 @@ def write_report(study: Study, path: Path) -> Path:
         runs=list(runs.values()),
         figures=list(figures.values()),
         comparisons=list(comparisons.values()),
-        verdicts=study.verdicts(figures),
+        claims=study.claims(figures),
     )
 
 
@@ -287,7 +277,7 @@ def write_page(
     runs: Sequence[History],
     figures: Sequence[FigureRuns],
     comparisons: Sequence[Comparison] = (),
-    verdicts: Sequence[Verdict] = (),
+    claims: Sequence[CheckedClaim] = (),
 ) -> Path:
     """Write the page of one or more studies.
 
@@ -298,15 +288,12 @@ def write_page(
         runs: Their finished runs.
         figures: The figures.
         comparisons: Costs to targets; each becomes a table with its sentences.
-        verdicts: The judged claims.
+        claims: The checked claims.
 
     Returns:
         The path.
     """
-    tables = []
-    for comparison in comparisons:
-        table = comparison.table()
-        tables.append(replace(table, details=tuple(comparison.sentences())))
+    tables = [replace(each.table(), details=tuple(each.sentences())) for each in comparisons]
     first = studies[0]
     shown = next(iter(first.figure_configs().values()))
     x, y = shown.x or first.config.cost, shown.y or first.config.target.column
@@ -320,7 +307,7 @@ def write_page(
         | {"versions": runs[0].meta.get("versions", {}) if runs else {}},
         columns=_recorded(runs, y),
         axes=costs,
-        claims=verdicts,
+        claims=claims,
         tables=tables,
         note=f"Data: {note}." if note else "",
         target=first.config.target,
@@ -410,34 +397,28 @@ def write_records(study: Study, path: Path) -> Path:
     Raises:
         InputError: No run has ended, or the suffix is another.
     """
-    rows = list_records(study, _finished(study))
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        import polars
+    import polars
 
-        table = {name: [row.get(name) for row in rows] for name in columns}
-        polars.DataFrame(table, strict=False).write_parquet(path)
-        return path
-    if path.suffix != ".csv":
-        raise InputError(f"{path}: records are written as .csv or .parquet")
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    put(path, text.getvalue().encode("utf-8"))
-    return path
-
-
-def list_records(study: Study, runs: Mapping[RunKey, History]) -> list[dict[str, Any]]:
-    """Return a row for each record of each run, with the settings of its curve."""
     rows = []
-    for curve in study.curves:
-        for seed in study.config.seed_list:
-            history = runs.get(RunKey(curve.problem, curve.method, curve.setting_text, seed))
-            about = {"problem": curve.problem, "method": curve.label, **curve.setting, "seed": seed}
-            rows += [about | dict(row) for row in (history.rows if history else ())]
-    return rows
+    runs = _finished(study)
+    for curve, seed in product(study.curves, study.config.seed_list):
+        history = runs.get(key_of(curve, seed))
+        about = {"problem": curve.problem, "method": curve.label, **curve.setting, "seed": seed}
+        rows += [about | dict(row) for row in (history.rows if history else ())]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    table = polars.DataFrame(
+        {name: [row.get(name) for row in rows] for name in columns}, strict=False
+    )
+    if path.suffix not in (".csv", ".parquet"):
+        raise InputError(f"{path}: records are written as .csv or .parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    if path.suffix == ".csv":
+        table.write_csv(content)
+    else:
+        table.write_parquet(content)
+    put(path, content.getvalue())
+    return path
 
 
 def export(study: Study, folder: Path, *, records: str = "csv") -> list[Path]:
@@ -454,7 +435,7 @@ def export(study: Study, folder: Path, *, records: str = "csv") -> list[Path]:
     Raises:
         InputError: No run has ended, or the format is unknown.
     """
-    if records not in _RECORDS:
+    if records not in ("csv", "parquet"):
         raise InputError(f"records are written as csv or parquet, not {short_repr(records)}")
     runs = _finished(study)
     return [

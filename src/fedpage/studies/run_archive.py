@@ -29,26 +29,22 @@ CallbackFactory = Callable[[AnyMethod, int], Sequence[Callback]]
 """Makes the callbacks of a run from its method and seed."""
 
 
-@lru_cache(maxsize=4)
-def _build(source: ProblemConfig, stamps: tuple[tuple[int, int], ...]) -> Problem:
-    """Build a problem whose files have given times and sizes, so that an edit is noticed."""
-    return build_problem(source)
-
-
-def _stamps(source: ProblemConfig) -> tuple[tuple[int, int], ...]:
-    """Return the time and size of the files of a problem: its data, loss, partition, metrics."""
-    words = [source.objective or "", source.partition or "", *source.metrics.split(",")]
-    paths = [Path(source.data), *(Path(word.strip().rpartition("@")[0]) for word in words)]
-    found = (path.stat() for path in paths if path.is_file())
-    return tuple((stat.st_mtime_ns, stat.st_size) for stat in found)
-
-
 def open_source(source: ProblemConfig | Problem) -> Problem:
     """Return a problem, or build it from its configuration; the last few are kept in memory.
 
-    A problem is built again if a file of it has changed.
+    A problem is built again if one of its files (data, loss, partition, metrics) has changed.
     """
-    return _build(source, _stamps(source)) if isinstance(source, ProblemConfig) else source
+    if not isinstance(source, ProblemConfig):
+        return source
+    words = [source.objective or "", source.partition or "", *source.metrics.split(",")]
+    paths = [Path(source.data), *(Path(word.strip().rpartition("@")[0]) for word in words)]
+    stats = (path.stat() for path in paths if path.is_file())
+    return _build(source, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
+
+
+@lru_cache(maxsize=4)
+def _build(source: ProblemConfig, _stamps: tuple[tuple[int, int], ...]) -> Problem:
+    return build_problem(source)
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class PlannedRun:
     key: str = ""
 
     def load(self, *, warn: bool = True) -> History | None:
-        """Load the finished run, or return None if it has not ended, or is damaged.
+        """Load the finished run, or return None if it has not ended or is damaged.
 
         Args:
             warn: Whether to log what is damaged.
@@ -80,23 +76,21 @@ class PlannedRun:
             return None
         try:
             history = History.load(path, warn=False)
-            self._check_own(history)
+            self._check_own(history, self.place)
         except InputError as error:
             if warn:
                 _LOG.warning("%s; this run is left out", error)
             return None
         return history if history.ended else None
 
-    def _check_own(self, history: History) -> None:
-        """Refuse a run that was put here, but is another one or of another version."""
-        assert self.place is not None
-        table = toml.read_settings(self.place / "run.toml")
+    def _check_own(self, history: History, place: Path) -> None:
+        """Refuse a run that was copied here, but has other settings or is of another version."""
+        table = toml.read_settings(place / "run.toml")
         stored = table.get("fingerprint", {})
-        about = {key: value for key, value in stored.items() if key != "code"}
         key = digest({**stored, "versions": table.get("versions", {})})
-        if key != self.key or fingerprint(history.meta, {}) != {**about, "code": {}}:
+        if key != self.key or fingerprint(history.meta, {}) != {**stored, "code": {}}:
             raise InputError(
-                f"{self.place}: the run in it is not the one that its name stands for; remove it"
+                f"{place}: the run in it is not the one that its name stands for; remove it"
             )
 
     def execute(self, callbacks: CallbackFactory | None = None) -> History | None:
@@ -129,25 +123,20 @@ def plan_runs(
     source: ProblemConfig | Problem,
     method: AnyMethod,
     seeds: Sequence[int],
-    name: str = "",
     **settings: Any,
 ) -> list[PlannedRun]:
-    """Find the directory of the runs of a method on a problem.
+    """Plan the runs of a method on a problem, one for each seed.
 
-    If no name is given, it has the method, the data and the seed, and a digest of all that the
-    run's bits depend on: method, problem, data, seed, rounds, records, code, and the versions of
-    packages.
+    The name of a run's directory has the method, the data and the seed, and a digest of all that
+    the run's bits depend on: method, problem, data, seed, rounds, records, code, and the versions
+    of packages.
 
     Args:
         store: The directory of all runs, or None to keep them in memory.
         source: The problem, or its configuration.
         method: The method.
         seeds: The seeds.
-        name: The beginning of the directories' names, before the seed.
         settings: Further fields of `RunSpec`: rounds, record_every, stop, options.
-
-    Returns:
-        A run for each seed.
 
     Raises:
         InputError: The data cannot be read, or the method does not fit the problem.
@@ -159,12 +148,10 @@ def plan_runs(
     specs = [replace(spec, problem=unopened, seed=seed) for seed in seeds]
     if store is None:
         return [PlannedRun(spec, None) for spec in specs]
-    root = store.resolve()  # a worker may have been started in another directory
-    if name:
-        return [PlannedRun(spec, root / f"{name}-seed{spec.seed}") for spec in specs]
     about = fingerprint(spec.describe(), engine.code)
     words = [method.name, str(problem.describe().get("data", ""))]
-    prefix = "-".join(filter(None, (slug(word) for word in words)))
+    prefix = "-".join(filter(None, map(slug, words)))
+    root = store.resolve()  # a worker may have been started in another directory
     plans = []
     for spec in specs:
         key = result_key(about | {"seed": spec.seed})

@@ -4,10 +4,10 @@
   compares two samples. Neither assumes a distribution. A seed that did not reach the target has an
   infinite cost, which counts as the largest.
 - `Pair` compares two methods seed by seed: a seed gives every method the same coins and clients.
-  The interval and the p-value are those of Student's t on the logarithms of the ratios, because
-  costs are positive and differ by factors. With five to ten seeds a bootstrap (also BCa) holds the
-  truth less often than it states. Interval and test are the same computation, so they never
-  contradict each other. Where a run did not reach the target, the rank-sum test decides.
+  The interval and the p-value are from Student's t on the logarithms of the ratios, because costs
+  are positive and differ by factors. With five to ten seeds the intervals of a bootstrap (also BCa)
+  are too narrow. Interval and test are one computation, so they never contradict each other. If a
+  run did not reach the target, the rank-sum test decides.
 
 P-values of several pairs are adjusted by Holm's method.
 """
@@ -27,7 +27,7 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
 
 LEVEL = 0.95
-"""The least probability with which an interval holds its value, if the seeds suffice."""
+"""The least probability with which an interval contains its value, if the seeds suffice."""
 ALPHA = 0.05
 """The probability of calling equal methods different."""
 MIN_SEEDS = 5
@@ -42,14 +42,11 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True)
 class CostSample:
-    """The costs of one method on held-out seeds.
+    """The costs of one method on several seeds.
 
     Attributes:
         costs: The cost of each seed, in the order of the seeds. A seed that did not reach the
             target has the cost inf.
-
-    Raises:
-        InputError: There is no cost, or a cost is negative or not a number.
 
     >>> found = CostSample((3.0, 1.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0, math.inf, 9.0))
     >>> found.median, found.low, found.high, round(found.level, 3), found.reached
@@ -57,16 +54,6 @@ class CostSample:
     """
 
     costs: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        costs = tuple(float(cost) for cost in self.costs)
-        wrong = [cost for cost in costs if not cost >= 0]
-        if not costs or wrong:
-            raise InputError(
-                "a sample needs the cost of at least one seed, each a number of at least 0 or "
-                f"inf, not {short_repr(wrong[0] if wrong else costs)}"
-            )
-        object.__setattr__(self, "costs", costs)
 
     def __repr__(self) -> str:
         return f"CostSample({self.text()})"
@@ -79,7 +66,7 @@ class CostSample:
     @property
     def reached(self) -> int:
         """The number of seeds that reached the target."""
-        return sum(math.isfinite(cost) for cost in self.costs)
+        return sum(map(math.isfinite, self.costs))
 
     @property
     def median(self) -> float:
@@ -89,40 +76,36 @@ class CostSample:
     @property
     def low(self) -> float:
         """The lower end of the interval of the median."""
-        return self._sorted[self._place - 1]
+        return sorted(self.costs)[self._rank - 1]
 
     @property
     def high(self) -> float:
         """The upper end of the interval of the median."""
-        return self._sorted[-self._place]
+        return sorted(self.costs)[-self._rank]
 
     @property
     def worst(self) -> float:
         """The largest cost."""
-        return self._sorted[-1]
+        return max(self.costs)
 
     @property
     def level(self) -> float:
-        """The probability with which the interval holds the median of the costs of all seeds.
+        """The probability with which the interval contains the median over all possible seeds.
 
         It is at least `LEVEL` from six seeds on. With fewer seeds the interval is their range.
         """
-        return _coverage(self.seeds, self._place)
+        return _coverage(self.seeds, self._rank)
 
     @property
     def order(self) -> tuple[float, int, tuple[float, ...]]:
         """The key by which samples are ranked: median, then seeds that failed, then costs."""
-        return self.median, self.seeds - self.reached, self._sorted
+        return self.median, self.seeds - self.reached, tuple(sorted(self.costs))
 
     @cached_property
-    def _sorted(self) -> tuple[float, ...]:
-        return tuple(sorted(self.costs))
-
-    @cached_property
-    def _place(self) -> int:
+    def _rank(self) -> int:
         """The order statistic at the interval's lower end, counted from 1."""
-        places = range((self.seeds + 1) // 2, 1, -1)
-        return next((place for place in places if _coverage(self.seeds, place) >= LEVEL), 1)
+        ranks = range((self.seeds + 1) // 2, 1, -1)
+        return next((rank for rank in ranks if _coverage(self.seeds, rank) >= LEVEL), 1)
 
     def text(self, unit: str = "") -> str:
         """Write the sample in one line.
@@ -143,9 +126,9 @@ class CostSample:
         return f"{format_digits(self.median / scale)}{shown} [{low}, {high}], {seeds}"
 
 
-def _coverage(n: int, place: int) -> float:
-    """Return the probability that the order statistics `place` and n+1-`place` hold the median."""
-    tail = sum(math.comb(n, k) for k in range(place))  # fewer than `place` of n values below it
+def _coverage(n: int, rank: int) -> float:
+    """Return the probability that the median is between order statistics `rank` and n+1-`rank`."""
+    tail = sum(math.comb(n, k) for k in range(rank))  # fewer than `rank` of n values below it
     return max(0.0, float(1 - 2 * tail / 2**n))
 
 
@@ -176,21 +159,17 @@ def format_digits(value: float) -> str:
 
 
 def rank_test(a: Sequence[float], b: Sequence[float]) -> float:
-    """Test whether two methods' costs have the same distribution.
+    """Return the two-sided p-value of the Wilcoxon-Mann-Whitney rank-sum test.
 
-    It is the Wilcoxon-Mann-Whitney rank-sum test, two-sided. Equal costs share their mean rank.
-    Up to 60 seeds in all the p-value is exact, also with ties: the share of all divisions of the
-    ranks that are at least as uneven. (`scipy.stats.permutation_test` gives the same value, but
-    needs a second for ten seeds each, where counting takes half a millisecond.) Costs of one seed
-    are not paired, because methods that call other clients have little in common, and because a
-    paired test of five seeds cannot reject.
+    Equal costs share their mean rank. Up to 60 seeds in all the p-value is exact, also with ties:
+    the share of all divisions of the ranks that are at least as uneven. Counting them takes half a
+    millisecond for ten seeds each, `scipy.stats.permutation_test` about a second. Seeds are not
+    paired here, because methods that call other clients have little in common, and because a paired
+    test of five seeds cannot reject.
 
     Args:
         a: (n,) the costs of one method.
         b: (m,) the costs of the other.
-
-    Returns:
-        The p-value.
 
     >>> rank_test((1.0, 2.0), (3.0, math.inf))
     0.3333333333333333
@@ -199,10 +178,10 @@ def rank_test(a: Sequence[float], b: Sequence[float]) -> float:
 
     ranks, n = rankdata([*a, *b]), len(a)
     if len(ranks) > _MOST_EXACT:
+        if np.ptp(ranks) == 0:
+            return 1.0
         # Ranks replace the costs, because the test refuses infinities.
-        is_constant = np.ptp(ranks) == 0
-        split = ranks[:n], ranks[n:]
-        return 1.0 if is_constant else float(mannwhitneyu(*split, method="asymptotic").pvalue)
+        return float(mannwhitneyu(ranks[:n], ranks[n:], method="asymptotic").pvalue)
     doubled = np.rint(2 * ranks).astype(np.int64)  # mean ranks are halves
     # counts[k, s]: the subsets of k ranks with the sum s
     counts: Vector = np.zeros((n + 1, int(doubled.sum()) + 1))
@@ -217,21 +196,15 @@ def rank_test(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number by Holm's method.
+    """Adjust p-values for their number by Holm's method, in the same order.
 
-    Args:
-        p_values: The p-value of each comparison.
-
-    Returns:
-        The adjusted p-values in the same order. Rejecting those below alpha rejects a true
-        hypothesis with a probability of at most alpha, however the comparisons depend on each
-        other.
+    Rejecting the hypotheses with an adjusted p-value below alpha rejects a true one with a
+    probability of at most alpha, however the comparisons depend on each other.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
+    adjusted, largest = [0.0] * len(p_values), 0.0
     for done, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         largest = max(largest, min(1.0, (len(p_values) - done) * p_values[place]))
         adjusted[place] = largest
@@ -246,8 +219,8 @@ class Place:
         name: The method.
         sample: Its costs.
         p_value: The p-value of the comparison with the first, adjusted by Holm's method.
-        is_tied: Whether it does not differ significantly from the first, as the first itself. A
-            method without a seed at the target is not tied with one that has all of them there.
+        is_tied: Whether it is the first, or does not differ significantly from it. A method that no
+            seed brings to the target is not tied with one that all seeds bring there.
     """
 
     name: str
@@ -256,11 +229,11 @@ class Place:
     is_tied: bool
 
 
-def ranking(samples: Mapping[str, CostSample], *, alpha: float = 0.05) -> list[Place]:
+def ranking(samples: Mapping[str, CostSample], *, alpha: float = ALPHA) -> list[Place]:
     """Rank methods by their median costs, and test which differ from the first.
 
-    The first is the best of the same costs that it is then compared by. All pairs are therefore
-    compared and adjusted for, not only those with the first, so that the choice does no harm.
+    The first is chosen by the same costs that it is then compared by. All pairs are therefore
+    compared and adjusted for, not only those with the first.
 
     Args:
         samples: The costs by method.
@@ -276,14 +249,14 @@ def ranking(samples: Mapping[str, CostSample], *, alpha: float = 0.05) -> list[P
     """
     names = sorted(samples, key=lambda name: samples[name].order)
     pairs = list(itertools.combinations(names, 2))
-    tests = (rank_test(samples[one].costs, samples[other].costs) for one, other in pairs)
-    adjusted = dict(zip(pairs, holm(list(tests)), strict=True))
+    tests = [rank_test(samples[one].costs, samples[other].costs) for one, other in pairs]
+    adjusted = dict(zip(pairs, holm(tests), strict=True))
+    first = samples[names[0]]
     places = []
     for name in names:
-        p = 1.0 if name == names[0] else adjusted[names[0], name]
-        first, own = samples[names[0]], samples[name]
-        fails = own.reached == 0 and first.reached == first.seeds
-        places.append(Place(name, own, p, p >= alpha and not fails))
+        p = adjusted.get((names[0], name), 1.0)
+        fails = samples[name].reached == 0 and first.reached == first.seeds
+        places.append(Place(name, samples[name], p, p >= alpha and not fails))
     return places
 
 
@@ -305,39 +278,28 @@ def needed_seeds(methods: int, *, alpha: float = ALPHA) -> int:
 # --- paired seeds ---------------------------------------------------------------------------------
 
 
-def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
-    """Compute the mean of normal values and its interval by Student's t.
+def t_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of finite values and its 95 % interval by Student's t.
 
-    Args:
-        values: (n,) finite values.
-        level: The probability with which the interval holds the mean.
-
-    Returns:
-        The mean, the lower and the upper end (-inf and inf if n is 1).
-
-    Raises:
-        InputError: There is no value, or one is not finite.
+    The ends of the interval of one value are -inf and inf.
 
     >>> [round(value, 3) for value in t_interval([1.0, 2.0, 3.0, 4.0, 5.0])]
     [3.0, 1.037, 4.963]
     """
     from scipy.special import stdtrit
 
-    if len(values) == 0 or not np.isfinite(values).all():
-        raise InputError(f"an interval needs finite values, not {short_repr(values)}")
     mean, error = _mean_and_error(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf
-    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
+    half = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error
     return mean, mean - half, mean + half
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and its standard error, which is NaN for one value."""
-    data = np.asarray(values, dtype=np.float64)
-    if np.ptp(data) == 0:  # without the rounding of the mean
-        return float(data[0]), 0.0 if len(data) > 1 else math.nan
-    return float(data.mean()), float(data.std(ddof=1) / math.sqrt(len(data)))
+    if len(set(values)) == 1:  # without the rounding of the mean
+        return float(values[0]), 0.0 if len(values) > 1 else math.nan
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def no_verdict(seeds: int) -> str:
@@ -356,19 +318,17 @@ def format_beside(value: float, *limits: float) -> str:
     >>> [format_beside(value, 1.0) for value in (0.42, 0.9996, 1.0, 0.0123, 1234.5)]
     ['0.42', '0.9996', '1.00', '0.012', '1234']
     """
+
+    def side(number: float, limit: float) -> int:
+        return 0 if math.isclose(number, limit, rel_tol=1e-9) else 1 if number > limit else -1
+
     if not math.isfinite(value):
         return "unbounded"
     size = math.floor(math.log10(abs(value))) if value else 0
     first = 0 if size >= 2 else max(2, 1 - size)
     texts = [f"{value:.{decimals}f}" for decimals in range(first, first + 7)]
-    for text in texts:
-        if all(_side(float(text), limit) == _side(value, limit) for limit in limits):
-            return text
-    return texts[0]
-
-
-def _side(value: float, limit: float) -> int:
-    return 0 if math.isclose(value, limit, rel_tol=1e-9) else 1 if value > limit else -1
+    right = (t for t in texts if all(side(float(t), end) == side(value, end) for end in limits))
+    return next(right, texts[0])
 
 
 def format_p(p: float) -> str:
@@ -379,11 +339,8 @@ def format_p(p: float) -> str:
     """
     if p < 0.001:
         return "p < 0.001"
-    text = next(
-        (t for t in (f"{p:.{k}g}" for k in (2, 3, 4, 5)) if (float(t) < ALPHA) == (p < ALPHA)),
-        f"{p:g}",
-    )
-    return f"p = {text}"
+    texts = (f"{p:.{digits}g}" for digits in (2, 3, 4, 5))
+    return f"p = {next((t for t in texts if (float(t) < ALPHA) == (p < ALPHA)), f'{p:g}')}"
 
 
 @dataclass(frozen=True)
@@ -401,9 +358,6 @@ class Pair:
         adjusted: The p-value adjusted by Holm's method for all pairs that were compared.
         pairs: The number of these pairs.
 
-    Raises:
-        InputError: The numbers of values differ, there is none, one is NaN, or a cost is negative.
-
     >>> pair = Pair("FedPAGE", "SCAFFOLD", (4.0, 5.0, 3.0, 4.0, 4.0), (10.0, 11.0, 9.0, 9.0, 11.0))
     >>> pair.sentence("bytes")
     'FedPAGE needs 0.40 times the bytes of SCAFFOLD [0.34, 0.47] on 5 paired seeds (p < 0.001)'
@@ -417,19 +371,6 @@ class Pair:
     higher_is_better: bool = False
     adjusted: float | None = None
     pairs: int = 1
-
-    def __post_init__(self) -> None:
-        where = f"{self.first} and {self.second}"
-        if not self.a or len(self.a) != len(self.b):
-            raise InputError(
-                f"{where}: give one value of each for every shared seed, "
-                f"not {len(self.a)} and {len(self.b)}"
-            )
-        least = 0.0 if self.scale == "ratio" else -math.inf
-        wrong = [value for value in (*self.a, *self.b) if not value >= least]
-        if wrong:
-            kind = "costs of at least 0" if self.scale == "ratio" else "numbers"
-            raise InputError(f"{where}: values must be {kind}, not {short_repr(wrong[0])}")
 
     @property
     def seeds(self) -> int:
@@ -458,8 +399,9 @@ class Pair:
         """
         if self.differences is None:
             return math.nan, math.nan, math.nan
-        found = t_interval(self.differences)
-        return tuple(map(_exp, found)) if self.scale == "ratio" else found  # type: ignore[return-value]
+        mean, low, high = t_interval(self.differences)
+        is_ratio = self.scale == "ratio"
+        return (_exp(mean), _exp(low), _exp(high)) if is_ratio else (mean, low, high)
 
     @property
     def effect_size(self) -> float:
@@ -492,8 +434,8 @@ class Pair:
     def p_value(self) -> float:
         """The p-value of this pair alone, two-sided.
 
-        It comes from the t test of the differences, or from the rank-sum test if a run did not
-        reach the target. One seed gives 1.
+        It is from the t test of the differences, or from the rank-sum test if a run did not reach
+        the target. One seed gives 1.
         """
         from scipy.special import stdtr
 
@@ -517,10 +459,10 @@ class Pair:
         if not self.is_different:
             return None
         if self.differences is None:
-            ahead = self.superiority > 0.5
+            is_first = self.superiority > 0.5
         else:
-            ahead = (sum(self.differences) > 0) == self.higher_is_better
-        return self.first if ahead else self.second
+            is_first = (sum(self.differences) > 0) == self.higher_is_better
+        return self.first if is_first else self.second
 
     def swap(self) -> Pair:
         """Return the same comparison with the second method first."""
@@ -589,11 +531,20 @@ def compare_pairs(
         The pairs in the order of the methods. A pair without a verdict is not adjusted and not
         counted by the adjustment. Methods without a shared seed make no pair.
 
+    Raises:
+        InputError: A value is NaN, or a cost is negative.
+
     >>> costs = {"a": (1.0, 1.1, 0.9, 1.0, 1.2), "b": (2.0, 2.1, 2.2, 1.9, 2.0)}
     >>> (pair,) = compare_pairs({name: dict(enumerate(c)) for name, c in costs.items()})
     >>> pair.better, pair.adjusted == pair.p_value
     ('a', True)
     """
+    least = 0.0 if scale == "ratio" else -math.inf
+    for name, own in values.items():
+        wrong = next((value for value in own.values() if not value >= least), None)
+        if wrong is not None:
+            kind = "costs of at least 0" if scale == "ratio" else "numbers"
+            raise InputError(f"{name}: values must be {kind}, not {short_repr(wrong)}")
     pairs = []
     for one, two in itertools.combinations(values, 2):
         shared = [seed for seed in values[one] if seed in values[two]]
@@ -606,21 +557,3 @@ def compare_pairs(
         replace(pair, adjusted=next(adjusted), pairs=len(tested)) if pair.has_verdict else pair
         for pair in pairs
     )
-
-
-def tied_with_best(best: str, pairs: Sequence[Pair]) -> frozenset[str]:
-    """Return the best method and all methods not significantly different from it.
-
-    Args:
-        best: The best method.
-        pairs: All pairs, adjusted together, so that choosing the best by the same values does no
-            harm.
-
-    Returns:
-        The names, or an empty set if a pair of the best has no verdict.
-    """
-    own = [pair for pair in pairs if best in (pair.first, pair.second)]
-    if not own or not all(pair.has_verdict for pair in own):
-        return frozenset()
-    others = {pair.second if pair.first == best else pair.first: pair for pair in own}
-    return frozenset({best, *(name for name, pair in others.items() if not pair.is_different)})

@@ -1,11 +1,11 @@
-"""Studies: problems x methods x grids x seeds, run once, kept, judged and drawn."""
+"""Studies: problems x methods x grids x seeds, run once, kept, compared and drawn."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, StopRule, as_options
-from fedpage.studies.claims import Verdict, judge
+from fedpage.studies.claims import CheckedClaim, evaluate
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.grid import (
     Curve,
@@ -33,12 +33,7 @@ from fedpage.studies.grid import (
     read_study,
 )
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.results import (
-    RunKey,
-    StudyResults,
-    is_about,
-    panel_names,
-)
+from fedpage.studies.results import RunKey, StudyResults, is_about, key_of, panel_names
 from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 
 DEFAULT_STORE = Path("runs") / "store"
@@ -114,8 +109,6 @@ class Study:
         """Options of every run."""
         self.stop: StopRule = Stop(config.target) if config.stop else None
         """When runs end early."""
-        self.is_numbered = False
-        """Whether a run's directory is named after its method and seed, not after its content."""
         self._kept: dict[RunKey, History] = {}
         self.new_runs = 0
         """How many runs the last call of `run` made."""
@@ -198,40 +191,33 @@ class Study:
     def plans(self) -> dict[RunKey, PlannedRun]:
         """The runs that the study needs, with their directories."""
         config, found = self.config, dict[RunKey, PlannedRun]()
-        by_content = self.store is not None and not self.is_numbered
-        options = replace(self.options, resume=True) if by_content else self.options
+        options = self.options if self.store is None else replace(self.options, resume=True)
         sources = self.sources()
         for curve in self.curves:
             try:
                 plans = plan_runs(
                     self.store, sources[curve.problem], curve.value, config.seed_list,
-                    curve.method if self.is_numbered else "", rounds=config.rounds,
-                    record_every=config.record_every, stop=self.stop, options=options,
+                    rounds=config.rounds, record_every=config.record_every, stop=self.stop,
+                    options=options,
                 )  # fmt: skip
             except InputError as error:
-                if self.is_numbered:
+                if self.store is None and len(self.problems) == 1:
                     raise
                 place = f"{self._where}: {curve.label} on {curve.problem}"
                 raise InputError(f"{place}: {error}") from None
-            for plan in plans:
-                key = RunKey(curve.problem, curve.method, curve.setting_text, plan.spec.seed)
-                found[key] = plan
+            found |= {key_of(curve, plan.spec.seed): plan for plan in plans}
         return found
 
     def sources(self) -> dict[str, ProblemConfig | Problem]:
         """Return the problems that are run, or their configurations, by name."""
-        found: dict[str, ProblemConfig | Problem] = {}
+        targets = [self.config.target, *filter(None, (part.target for part in self.config.tables))]
+        found = {}
         for name in dict.fromkeys(curve.problem for curve in self.curves):
             source = self.problems[name].source
-            is_config = isinstance(source, ProblemConfig)
-            found[name] = self._record_metrics(source) if is_config else source
+            if isinstance(source, ProblemConfig):
+                source = reduce(record_target, targets, source)
+            found[name] = source
         return found
-
-    def _record_metrics(self, source: ProblemConfig) -> ProblemConfig:
-        targets = [part.target for part in self.config.tables if part.target is not None]
-        for target in (self.config.target, *targets):
-            source = record_target(source, target)
-        return source
 
     def run(
         self, *, jobs: int | None = 1, progress: Callable[[int, int], None] | None = None
@@ -251,17 +237,15 @@ class Study:
         Raises:
             InputError: The data cannot be read, or a method does not fit its problem.
         """
-        if self.store is None or self.is_numbered:
-            total = len(self.plans)
-            self.new_runs = total - len(self._kept)
-            for finished, _ in enumerate(self.iterate(jobs=jobs), start=1):
-                if progress is not None:
-                    progress(finished, total)
+        report = progress or (lambda finished, total: None)
+        if self.store is None:
+            self.new_runs = len(self.plans) - len(self._kept)
+            for done, _ in enumerate(self.iterate(jobs=jobs), start=1):
+                report(done, len(self.plans))
             return self
         every = list({plan.place: plan for plan in self.plans.values()}.values())
         left = [plan for plan in every if plan.load(warn=False) is None]  # the store will warn
         done, self.new_runs = len(every) - len(left), 0
-        report = progress or (lambda finished, total: None)
         report(done, len(every))
         elsewhere = []
         for plan, is_done in run_tasks(_execute, [(plan,) for plan in left], jobs, in_order=False):
@@ -287,7 +271,7 @@ class Study:
         if jobs is not None:
             check_whole("jobs", jobs, 1)
         plans = self.plans
-        if len(self._kept) == len(plans):  # all were made before
+        if len(self._kept) == len(plans):  # all have been run before
             yield from self._kept.values()
             return
         tasks = [(plan, callbacks) for plan in plans.values()]
@@ -299,17 +283,12 @@ class Study:
 
     def runs(self) -> dict[RunKey, History]:
         """Load the finished runs by (problem, method, setting, seed), in the study's order."""
-        if self.store is None or self.is_numbered:
+        if self.store is None:
             return dict(self._kept)
-        loaded: dict[Path | None, History | None] = {}
-        found = {}
-        for key, plan in self.plans.items():
-            if plan.place not in loaded:
-                loaded[plan.place] = plan.load()
-            history = loaded[plan.place]
-            if history is not None:
-                found[key] = history
-        return found
+        places = {plan.place: plan for plan in self.plans.values()}
+        loaded = {place: plan.load() for place, plan in places.items()}
+        found = {key: loaded[plan.place] for key, plan in self.plans.items()}
+        return {key: history for key, history in found.items() if history is not None}
 
     def status(self) -> RunFollower:
         """Return the states of the study's runs, by problem, method, setting and seed."""
@@ -317,8 +296,7 @@ class Study:
             raise InputError("a study in memory has no directory to look at")
         places = {}
         for key, plan in self.plans.items():
-            if plan.place is None:
-                continue
+            assert plan.place is not None
             words = (key.problem, key.method, key.setting, f"seed {key.seed}")
             places[", ".join(filter(None, words))] = plan.place
         follower = RunFollower(self.store, places)
@@ -331,17 +309,13 @@ class Study:
         """Return what the study says about its figures, by name; by default there is one."""
         return self.config.named_figures()
 
-    def _results(self, runs: Mapping[RunKey, History] | None) -> StudyResults:
-        runs = self.runs() if runs is None else runs
-        return StudyResults(self.config, self.problems, self.curves, runs)
-
     def figures(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, FigureRuns]:
         """Return the figures with their finished runs, by name.
 
         Args:
             runs: The finished runs, if they are loaded already.
         """
-        return self._results(runs).figures()
+        return StudyResults(self, self.runs() if runs is None else runs).figures()
 
     def comparisons(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, Comparison]:
         """Compare the costs to the target, by table and problem.
@@ -349,12 +323,16 @@ class Study:
         Args:
             runs: The finished runs, if they are loaded already.
         """
-        return self._results(runs).comparisons()
+        return StudyResults(self, self.runs() if runs is None else runs).comparisons()
 
-    def verdicts(self, figures: Mapping[str, FigureRuns] | None = None) -> list[Verdict]:
-        """Judge the study's claims."""
+    def claims(self, figures: Mapping[str, FigureRuns] | None = None) -> list[CheckedClaim]:
+        """Check the study's claims.
+
+        Args:
+            figures: The figures with their runs, if they are made already.
+        """
         figures = self.figures() if figures is None else figures
-        return [judge(claim, figures) for claim in self.config.claims]
+        return [evaluate(claim, figures) for claim in self.config.claims]
 
 
 def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:

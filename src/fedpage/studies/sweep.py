@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -66,8 +68,8 @@ def sweep(
             "callbacks=lambda method, seed: [...]"
         )
     study = study_of_methods(
-        problem, methods, rounds=rounds, seeds=seeds, record_every=record_every, stop=stop,
-        out=out, options=options,
+        problem, methods, seeds, stop, out,
+        rounds=rounds, record_every=record_every, options=options,
     )  # fmt: skip
     return list(study.iterate(jobs=jobs, callbacks=callbacks))
 
@@ -75,17 +77,15 @@ def sweep(
 def study_of_methods(
     problem: Problem,
     methods: Sequence[AnyMethod],
-    *,
-    rounds: int,
     seeds: int | Iterable[int],
-    out: str | os.PathLike[str] | None = None,
-    options: RunOptions | None = None,
-    record_every: RecordEvery = 10,
     stop: StopRule = None,
+    out: str | os.PathLike[str] | None = None,
+    **settings: Any,
 ) -> Study:
     """Make the study of `sweep`: one problem, and methods that are told apart by their numbers.
 
-    Its runs are in `out`, in directories such as 0-fedpage-seed0, or in memory.
+    The study keeps its runs in memory. They are written to `out` too, if it is given, in
+    directories such as 0-fedpage-seed0, where a run can be given more rounds.
     """
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
@@ -100,11 +100,14 @@ def study_of_methods(
         seeds = [int(seed) if isinstance(seed, np.integer) else seed for seed in seeds]
     if not methods or seeds in ([], 0):
         raise InputError("nothing to run: give at least one method and one seed")
-    study = Study(
-        {"problem": problem},
-        {f"{number}-{slug(method.name)}": method for number, method in enumerate(methods)},
-        rounds=rounds, seeds=seeds, record_every=record_every, options=options,
-        store=None if out is None else check_file(out),
-    )  # fmt: skip
-    study.is_numbered, study.stop = True, stop
+    names = [f"{number}-{slug(method.name)}" for number, method in enumerate(methods)]
+    tables = dict(zip(names, methods, strict=True))
+    study = Study({"problem": problem}, tables, seeds=seeds, store=None, **settings)
+    study.stop = stop
+    if out is not None:
+        root = check_file(out).resolve()  # a worker may have been started in another directory
+        study.plans = {
+            key: replace(plan, place=root / f"{key.method}-seed{key.seed}")
+            for key, plan in study.plans.items()
+        }
     return study

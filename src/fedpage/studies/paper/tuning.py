@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,11 +25,14 @@ from fedpage.studies.space import all_points, given_axes
 from fedpage.studies.study import Study
 from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, describe_problem
 
+_HOLDS = (Target().hold, 0.0)
+"""The searches are for a target that holds, as elsewhere, and for its first touch."""
+
 
 def search(
     study: Study,
     figure: str,
-    grid: TuningTable | None,
+    grid: TuningTable,
     out: Path,
     jobs: int,
     progress: Callable[[str, int, int | None, str], None],
@@ -47,55 +50,48 @@ def search(
         progress: Called with the curve, runs done, None (the runs in all are unknown), and a note.
 
     Returns:
-        A row for each curve.
-
-    Raises:
-        InputError: The figure has nothing to tune.
+        A row for each curve and each meaning of the target.
     """
-    if grid is None:
-        raise InputError(
-            f"figure {figure} has nothing to tune; local-steps/a9a and local-steps/w8a have"
-        )
     rows = []
     about, every = study.config, study.config.record_every
-    for name, source in study.restrict([figure]).sources().items():
-        problem = open_source(source)
+    sources = study.restrict([figure]).sources()
+    curves = [curve for name in sources for curve in study.curves if curve.problem == name]
+    for curve, hold in ((curve, hold) for curve in curves for hold in _HOLDS):
+        problem, method = open_source(sources[curve.problem]), cast(Any, curve.value)
         panel = f"{problem.N:,} clients"
-        for curve in (curve for curve in study.curves if curve.problem == name):
-            method: Any = curve.value
 
-            def report(
-                done: int, _: int | None, note: str, what: str = f"{panel}, {curve.label}"
-            ) -> None:
-                progress(what, done, None, note)
+        def report(
+            done: int, _: int | None, note: str, what: str = f"{panel}, {curve.label}"
+        ) -> None:
+            progress(what, done, None, note)
 
-            values = {"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {})
-            question = Question(
-                Target(value=grid.target, hold=0), Cost.parse("rounds"),
-                record_every=every if isinstance(every, int) else 10, rounds=about.rounds,
-            )  # fmt: skip
-            store = out / "tuning" / f"{figure}.jsonl"
-            trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
-            axes = given_axes(method, problem, values, is_fixed=True)
-            found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes, values))
-            found.run()
-            best, scores = found.best, found.scores()
-            near = sorted({m.eta_g for m, score in scores if score.ratio <= 1.1})
-            rho = round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None
-            held_out = range(HELD_OUT_SEED, HELD_OUT_SEED + grid.seeds)
-            paid = [trial.cost for trial in trials.run([(best, s, math.inf) for s in held_out])]
-            quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest").tolist()
-            rows.append(
-                TunedCurve(
-                    panel=panel,
-                    label=curve.label,
-                    K=best.K,
-                    eta_g=best.eta_g,
-                    rho=rho,
-                    rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
-                    within_tenth=near,
-                )
+        values = {"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {})
+        question = Question(
+            Target(value=grid.target, hold=hold), Cost.parse("rounds"), limit=about.rounds,
+            record_every=every if isinstance(every, int) else 10,
+            rounds=math.ceil((1 + hold) * about.rounds),  # a stretch may end after the limit
+        )  # fmt: skip
+        store = out / "tuning" / f"{figure}.jsonl"
+        trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
+        axes = given_axes(method, problem, values, is_fixed=True)
+        found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes, values))
+        found.run()
+        best: Any = found.best
+        held_out = range(HELD_OUT_SEED, HELD_OUT_SEED + grid.seeds)
+        paid = [trial.cost for trial in trials.run([(best, s, math.inf) for s in held_out])]
+        quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest").tolist()
+        rows.append(
+            TunedCurve(
+                panel=panel,
+                label=curve.label,
+                hold=hold,
+                K=best.K,
+                eta_g=best.eta_g,
+                rho=round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None,
+                rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
+                within_tenth=sorted({m.eta_g for m, score in found.scores() if score.ratio <= 1.1}),
             )
+        )
     path = out / "tuning" / f"{figure}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
@@ -104,13 +100,7 @@ def search(
 
 
 def load(study: Study, figure: str, grid: TuningTable, path: Path) -> list[TunedCurve] | None:
-    """Load what `search` has found for this study; None if it found nothing, or for another one.
-
-    Args:
-        study: The study of the figure.
-        figure: The figure.
-        grid: The step sizes that were searched.
-        path: The file.
+    """Load what `search` has found for this study, or None if it found nothing for it.
 
     Raises:
         InputError: The file is damaged, or is not the result of a search.
@@ -135,6 +125,7 @@ def _key(study: Study, figure: str, grid: TuningTable) -> str:
     problems = {name: open_source(source) for name, source in part.sources().items()}
     about = {
         "grid": asdict(grid),
+        "holds": _HOLDS,
         "rounds": study.config.rounds,
         "record_every": study.config.record_every,
         "problems": {name: describe_problem(problem) for name, problem in sorted(problems.items())},
