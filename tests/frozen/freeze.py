@@ -217,6 +217,7 @@ def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
     """Yield the words of the app and of all its commands."""
     yield prefix
     for name, command in group.commands.items():
+        command = command.load() if hasattr(command, "load") else command
         if hasattr(command, "commands"):
             yield from commands(command, (*prefix, name))
         else:

@@ -250,7 +250,7 @@ def test_a_method_that_fails_is_not_recommended_for_asking_less(choice, costs, n
     ("words", "what"),
     [
         ({"target": 0.0}, "above 0"),
-        ({"target": "acuracy:0.1"}, "not recorded"),
+        ({"target": "acuracy:0.1"}, "did you mean 'accuracy'"),
         ({"target": 100.0}, "reached before the first round"),
         ({"target": "gap:0"}, "above 0"),
         ({"budget": "5x"}, "a time such as 60s"),
@@ -332,7 +332,7 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
         (("--budget", "soon"), "a time such as 60s"),
         (("--methods", ","), "no method is named"),
         (("--methods", "sgd"), "unknown method"),
-        (("--cost", "money"), "--cost"),
+        (("--cost", "money"), "is not a cost"),
         (("--held-out-seeds", "0"), "--held-out-seeds"),
         (("--held-out-seeds", "3"), "at least 6"),
     ],

@@ -14,10 +14,8 @@ from fedpage.callbacks.checkpointing import request_interrupt
 from fedpage.cli.choose import _write_app, make_app_config
 from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import write_run_command
-from fedpage.core.errors import InputError
 from fedpage.core.target import Target
 from fedpage.runs import build, toml
-from fedpage.runs.build import find_objective
 from fedpage.runs.config import ProblemConfig, structure
 
 SIZES = {"Bern": 24, "Cork": 1, "Graz": 12, "Oslo": 18, "Rome": 9}
@@ -151,53 +149,6 @@ def test_an_npz_file_is_divided_by_its_ids(run, tmp_path):
     assert "logistic regression (--objective logistic) on mine.npz, 5 clients (by_id(5))" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("--label", "outcom"), "there is no column 'outcom'; did you mean 'outcome'"),
-        ((), "(--label on the command line)"),
-        ((*COLUMNS, "--clients", "4"), "--clients 4: with --partition by-id:drop, every id"),
-        ((*COLUMNS, "--clients", "4", "--partition", "by_id"), "leave --clients out"),
-        (("--label", "outcome"), "say who holds the rows: --client-column COLUMN"),
-        ((*COLUMNS, "--partition", "iid"), "say who holds the rows: --clients N"),
-        ((*COLUMNS, "--held-out", "1.5"), "--held-out must be a finite number from 0 to 1"),
-        ((*COLUMNS, "--held-out", "1"), "--held-out 1: split: test must be between 0 and 1"),
-        ((*COLUMNS, "--held-out-by", "clients"), "such as --held-out 0.2"),
-        ((*COLUMNS, "--drop", "age,names"), "there is no column 'names'"),
-        ((*COLUMNS, "--drop", "age,ward,smoker"), "no column is left to be a feature"),
-        ((*COLUMNS, "--missing", "skip"), "--missing must be 'error' or 'drop' or 'mean'"),
-        ((*COLUMNS, "--min-rows", "99"), "; lower min_rows"),
-        ((*COLUMNS, "--min-rows", "2", "--partition", "by-id"), "by-id:drop or by-id:merge"),
-        ((*COLUMNS, "--objective", "softmx"), "did you mean 'softmax'"),
-        ((*COLUMNS, "--objective", "logistic", "--alpha", "1"), "choose logistic-l2"),
-        ((*COLUMNS, "--objective", "no.py@Hinge"), "no such file to import the loss"),
-        ((*COLUMNS, "--objective", "mine.py@Hing"), "mine.py: has no class 'Hing'"),
-        ((*COLUMNS, "--objective", "mine.py@Hinge-l3"), "-l2, -nonconvex"),
-        ((*COLUMNS, "--objective", "mine.py@Hinge", "--alpha", "1"), "choose Hinge-l2"),
-        ((*COLUMNS, "--objective", "mine.py@VALUE"), "mine.py: has no class 'VALUE'"),
-    ],
-)
-def test_mistakes_are_one_line(refused, patients, words, what):
-    (patients.parent / "mine.py").write_text(HINGE + "VALUE = 3\n")
-    refused(("run", "fedpage", "--data", "patients.csv", *words, *SHORT), what)
-
-
-def test_bad_cells_name_the_option_that_helps(run, refused, patients):
-    words = ("run", "fedavg", *PATIENTS, *SHORT)
-    text = patients.read_text().splitlines()
-    head, _, rest = text[5].split(",", 2)
-    patients.write_text("\n".join([*text[:5], f"{head},,{rest}", *text[6:]]))
-    refused(words, "patients.csv, row 6, column 'age': the value is missing")
-    refused(words, "(--missing drop)")
-    assert run(*words, "--missing", "drop")[0] == 0
-    assert run(*words, "--missing", "mean")[0] == 0
-    patients.write_text("\n".join([*text[:5], f"{head},old,{rest}", *text[6:]]))
-    refused(words, "'old' is not a number")
-    refused(words, "(--drop)")
-    assert run(*words, "--drop", "age")[0] == 0
-    refused(("run", "fedavg", "--data", "census", "--label", "age"), "label is for tables")
-
-
 @pytest.mark.parametrize("step", ["1", "0.001"])
 def test_a_table_without_standardised_columns_gets_a_hint(run, patients, step):
     words = ("run", "fedavg", "--data", "patients.csv", *COLUMNS, *SHORT, "--eta-l", step)
@@ -228,12 +179,6 @@ def test_a_file_for_config_has_every_setting_of_its_problem(run, patients, tmp_p
     about = fp.History.load(tmp_path / "again" / "history.jsonl").meta["problem"]
     assert "intercept" not in about
     assert (about["alpha"], about["weights"]) == (0.5, "size")
-
-
-def test_a_target_on_held_out_rows_records_its_metric():
-    asked = build.record_target(EVERY, Target("held_out_auc", 0.9))
-    assert asked.metrics == "accuracy,auc"
-    assert build.record_target(asked, Target("held_out_accuracy", 0.9)) == asked
 
 
 def test_a_flower_app_says_what_it_leaves_out(patients, monkeypatch, capsys):
@@ -288,12 +233,6 @@ def test_a_loss_from_a_file_runs_in_other_processes_with_cached_kernels(run, pat
         assert fp.History.load(path).same(fp.History.load(other))
 
 
-def test_the_file_of_a_loss_may_fail_to_be_imported(tmp_path):
-    (tmp_path / "bad.py").write_text("import no_such_module\n")
-    with pytest.raises(InputError, match="cannot be imported"):
-        find_objective(f"{tmp_path / 'bad.py'}@Hinge")
-
-
 def test_a_target_is_recorded_also_of_held_out_rows_and_of_the_worst_client():
     config = ProblemConfig(metrics="auc")
     for column in ("accuracy", "held_out_accuracy", "accuracy_worst", "held_out_loss_p90"):
@@ -310,20 +249,6 @@ def test_a_default_number_of_clients_is_at_most_all_of_them(run, refused, patien
     refused((*words, "--S", "6"), "cannot sample S=6 of N=5 clients")
     run(*words, "--out", "all")
     assert toml.read(patients.parent / "all" / "run.toml")["command"]["method"]["hyper"]["S"] == "5"
-
-
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        ("accuracy:90", "accuracy is at most 1; 90 percent is accuracy:0.9"),
-        ("auc_worst:90", "auc is at most 1"),
-        ("acuracy:0.9", "did you mean 'accuracy'?"),
-        ("held_out_accuracy:0.9", "hold rows out, such as with --held-out 0.2"),
-    ],
-)
-def test_targets_that_no_run_reaches_are_refused(refused, patients, target, why):
-    refused(("run", "fedavg", *PATIENTS, *SHORT, "--target", target), why)
-    refused(("tune", "fedavg", *PATIENTS, "--target", target), why)
 
 
 def test_a_plan_of_few_clients_samples_all(run, refused, patients):

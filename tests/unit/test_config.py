@@ -175,10 +175,9 @@ def test_did_you_mean_ignores_capitals_and_dashes():
 
 
 def test_a_new_field_is_an_option_of_the_command_line():
-    import typer
     from typer.testing import CliRunner
 
-    from fedpage.cli.options import with_config_options
+    from fedpage.cli.options import command, make_app
 
     @dataclass(frozen=True)
     class Config:
@@ -188,8 +187,8 @@ def test_a_new_field_is_an_option_of_the_command_line():
         print(f"depth {config.depth}")
 
     grow.__annotations__["config"] = Config
-    app = typer.Typer(rich_markup_mode=None)
-    app.command()(with_config_options(grow))
+    app = make_app()
+    command(app, "grow")(grow)
     assert "Depth of the tree." in CliRunner().invoke(app, ["--help"]).output
     assert CliRunner().invoke(app, ["--depth", "5"]).output == "depth 5\n"
     assert "--depth must be" in str(CliRunner().invoke(app, ["--depth", "0"]).exception)

@@ -6,7 +6,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 
 import fedpage as fp
 from fedpage.core.columns import SIMULATED
@@ -55,21 +54,6 @@ def test_compare_judges_by_simulated_time(run, tmp_path):
     data = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.S)[0])
     assert SIMULATED in data["figures"][0]["panels"][0]["curves"][0]["costs"]
     assert run("resume", "both")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (("run", "fedavg", *SMALL, "--devices", "phone"), "devices: 'phone' is not a profile"),
-        (("run", "fedavg", *SMALL, "--devices", "none.csv"), "none.csv: cannot be read"),
-        (("compare", *SMALL, "--cost", "seconds_simulated"), "seconds_simulated needs devices"),
-        (("tune", "fedavg", *SMALL, "--cost", "seconds_simulated"), "needs devices"),
-        (("choose", *SMALL, "--cost", "seconds_simulated"), "needs devices"),
-        (("plan", "--cost", "seconds_simulated", "--target", "0.1"), "has no seconds_simulated"),
-    ],
-)
-def test_wrong_devices_end_with_one_line(refused, words, fault):
-    refused(words, fault)
 
 
 def test_tune_and_choose_minimise_simulated_time():

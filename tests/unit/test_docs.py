@@ -142,6 +142,7 @@ def parse(line: str, whole: bool) -> None:
             return  # fedpage data list | fetch | ...
         assert name in command.commands, f"{line}: there is no command {name}"
         command = command.commands[name]
+        command = command.load() if hasattr(command, "load") else command
     known = {
         flag
         for parameter in command.params

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import typer.main
 
 import fedpage as fp
 from fedpage.cli.main import app
-from fedpage.cli.output import to_json
+from fedpage.cli.options import to_json
 
 WITHOUT_TABLES = {
     "data add", "data fetch", "data path", "data verify", "deploy init", "deploy keys",
@@ -25,6 +26,7 @@ TABLES = ("Table(", "print_summary", "console(")
 def list_commands(group, prefix=""):
     """Yield the names and objects of all commands of the app."""
     for name, command in group.commands.items():
+        command = command.load() if hasattr(command, "load") else command
         if hasattr(command, "commands"):
             yield from list_commands(command, f"{prefix}{name} ")
         else:
@@ -108,9 +110,9 @@ def test_an_error_leaves_the_standard_output_empty(run):
 
 
 def test_numbers_that_json_has_not_are_null():
-    found = to_json({"a": math.inf, "b": [math.nan, 1.5, np.float64(2.0)], 3: fp.StopReason.TARGET})
-    assert found == {"a": None, "b": [None, 1.5, 2.0], "3": "target reached"}
-    assert json.dumps(found)
+    given = {"a": math.inf, "b": [math.nan, np.float64(2.0), np.int64(1)], 3: fp.StopReason.TARGET}
+    expected = {"a": None, "b": [None, 2.0, 1], "3": "target reached", "c": "x"}
+    assert json.loads(to_json(given | {"c": Path("x")})) == expected
 
 
 STUDY = """

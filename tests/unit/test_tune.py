@@ -373,7 +373,7 @@ PAGE = fp.PAGE(S=5)
     ("method", "words", "what"),
     [
         (PAGE, {"target": 10.0}, "reached before the first round"),
-        (PAGE, {"target": "accurcy:0.9"}, "'accurcy' is not recorded"),
+        (PAGE, {"target": "accurcy:0.9"}, "'accurcy' is recorded"),
         (PAGE, {"target": "gap:0.01"}, "convex objectives only"),
         (PAGE, {"cost": "seconds"}, "at least one of latency"),
         (PAGE, {"cost": "seconds_simulated"}, "needs devices"),

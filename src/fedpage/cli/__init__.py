@@ -1,1 +1,1 @@
-"""The commands of the command line. Functions import heavy packages when they run."""
+"""The commands of the command line, one module each, which `main` imports when it is used."""

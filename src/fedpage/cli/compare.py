@@ -6,57 +6,38 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Literal
 
+import numpy as np
 import typer
 
-from fedpage.cli.common import (
-    absolute_devices,
-    check_runs,
-    check_table,
-    check_target,
-    explain_os_errors,
-    handle_signals,
-    parse_cost,
-    prepare_out,
-    read_command,
-    read_devices,
-    unused_path,
-    with_absolute_paths,
-)
-from fedpage.cli.options import (
-    CheckpointOption,
-    FaultsOption,
-    FigureCostOption,
-    FigureOption,
-    FigureWidthOption,
-    ForceOption,
-    JobsOption,
-    ReportOption,
-    RoundsConfig,
-    with_config_options,
-)
-from fedpage.cli.output import (
-    Document,
-    FigureFile,
-    describe_runs,
-    print_comparison,
-    print_metrics,
-    print_problem,
-    print_scale_hint,
-    print_summary,
-    with_json,
-    write_reports,
-)
+from fedpage.callbacks.progress import Progress, progress_bars, summarise_record
+from fedpage.cli import common, options, output
+from fedpage.cli.options import Document, RoundsConfig
 from fedpage.cli.run_config import check_no_settings
+from fedpage.core.columns import Cost
 from fedpage.core.errors import InputError
+from fedpage.core.types import AnyMethod
+from fedpage.engine import faults
+from fedpage.engine.devices import check_time
+from fedpage.engine.simulate import Simulation
+from fedpage.engine.stopping import check_target
+from fedpage.problems import LinearModel
+from fedpage.report.figure_file import check_figure_path
+from fedpage.report.plots import plot
+from fedpage.report.tables import table_format
+from fedpage.report.titles import describe_problem
+from fedpage.runs import build, toml
 from fedpage.runs.config import ProblemConfig, Settings, dataclass_fields, setting, to_table
+from fedpage.runs.history import History
+from fedpage.runs.lock import DirectoryLock
+from fedpage.runs.spec import RunOptions
+from fedpage.runs.store import parse_interval
+from fedpage.studies.comparison import compare_costs
+from fedpage.studies.study import Study
+from fedpage.studies.sweep import study_of_methods
 
-if TYPE_CHECKING:
-    from fedpage.core.types import AnyMethod
-    from fedpage.problems import LinearModel
-    from fedpage.runs.history import History
-    from fedpage.studies.study import Study
+app = options.make_app()
 
 
 @dataclass(frozen=True)
@@ -99,158 +80,142 @@ class CompareCommand:
     """The content of the --faults file."""
 
 
-@with_json
-@with_config_options
+@dataclass(frozen=True)
+class CompareFiles:
+    """Describe the files of a comparison, and the processes that run it."""
+
+    config: Path | None = setting(None, "Repeat the comparison in a directory, with its settings.")
+    jobs: options.Jobs = 1
+    faults: options.Faults = None
+    out: Path | None = setting(
+        None, "Directory for runs, plot and report (default: a new one in runs/)."
+    )
+    checkpoint_every: options.Checkpoint = "10s"
+    report: options.Report = None
+    figure: Path | None = setting(
+        None, "Draw the curves into this file too: .pdf, .svg, .pgf or .png."
+    )
+    x: str | None = setting(
+        None, "Horizontal axis of --figure, such as bytes or contacts (default: --cost)."
+    )
+    figure_width: Literal["single", "double", "screen"] = setting(
+        "screen",
+        "Width of --figure: a column (3.5 in) or a page (7.16 in) of a paper, or larger.",
+    )
+    table: Path | None = setting(None, "Write the costs to a file .tex, .md, .csv or .txt.")
+    force: options.Force = False
+
+    def __post_init__(self) -> None:
+        parse_interval(self.checkpoint_every)
+        if self.figure is not None:
+            check_figure_path(self.figure)
+        elif self.x is not None or self.figure_width != "screen":
+            raise InputError("--x and --figure-width are about --figure; say which file to draw")
+        if self.table is not None:
+            table_format(self.table)
+            common.check_file("--table", self.table)
+
+
+@options.command(app, "compare")
 def compare(
-    context: typer.Context,
-    problem: ProblemConfig,
-    compare: CompareConfig,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", help="Repeat the comparison in a directory, with its settings."),
-    ] = None,
-    jobs: JobsOption = 1,
-    faults: FaultsOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Directory for runs, plot and report (default: a new one in runs/)."
-        ),
-    ] = None,
-    checkpoint_every: CheckpointOption = "10s",
-    report: ReportOption = None,
-    figure: FigureOption = None,
-    x: FigureCostOption = None,
-    figure_width: FigureWidthOption = "screen",
-    table: Annotated[
-        Path | None,
-        typer.Option("--table", help="Write the costs to a file .tex, .md, .csv or .txt."),
-    ] = None,
-    force: ForceOption = False,
+    context: typer.Context, problem: ProblemConfig, compare: CompareConfig, files: CompareFiles
 ) -> Document:
     """Compare methods on equal terms.
 
     They have the same effective step, number of clients, local work and seeds.
     """
-    from fedpage.runs import toml
-    from fedpage.runs.store import parse_interval
-
-    parse_interval(checkpoint_every)
-    command = CompareCommand(
-        with_absolute_paths(problem),
-        replace(compare, devices=absolute_devices(compare.devices)),
-        checkpoint_every,
-        None if faults is None else toml.read(faults),
+    asked = CompareCommand(
+        common.with_absolute_paths(problem),
+        replace(compare, devices=common.absolute_devices(compare.devices)),
+        files.checkpoint_every,
+        None if files.faults is None else toml.read(files.faults),
     )
-    if config is not None:
+    if files.config is not None:
         names = (*dataclass_fields(ProblemConfig), *dataclass_fields(CompareConfig), "faults")
         check_no_settings(context, names, "give all settings as options instead")
-        path = config / "compare.toml" if config.is_dir() else config
-        command = read_command(CompareCommand, path)
-    place = unused_path(Path("runs") / "compare") if out is None else out
-    picture = None
-    if figure is not None:
-        picture = FigureFile(figure, x or command.compare.cost, figure_width)
-    elif x is not None or figure_width != "screen":
-        raise InputError("--x and --figure-width are about --figure; say which file to draw")
-    return execute(command, place, jobs, report, table=table, force=force, figure=picture)
+        path = files.config / "compare.toml" if files.config.is_dir() else files.config
+        asked = common.read_command(CompareCommand, path)
+    place, number = files.out or Path("runs/compare"), 1
+    while files.out is None and place.exists():
+        number += 1
+        place = Path(f"runs/compare-{number}")
+    return execute(asked, place, files)
 
 
-def extend(command: CompareCommand, out: Path, rounds: int) -> CompareCommand:
+def extend(asked: CompareCommand, out: Path, rounds: int) -> CompareCommand:
     """Give a comparison more rounds, and write them to its compare.toml.
 
     Raises:
         InputError: It has more rounds already.
     """
-    from fedpage.runs import toml
-
-    if rounds < command.compare.rounds:
+    if rounds < asked.compare.rounds:
         raise InputError(
-            f"--rounds {rounds}: the comparison in {out} has {command.compare.rounds} rounds; "
+            f"--rounds {rounds}: the comparison in {out} has {asked.compare.rounds} rounds; "
             "give at least as many, or start another one"
         )
-    command = replace(command, compare=replace(command.compare, rounds=rounds))
-    toml.write_settings(out / "compare.toml", {"command": to_table(command)})
-    return command
+    asked = replace(asked, compare=replace(asked.compare, rounds=rounds))
+    toml.write_settings(out / "compare.toml", {"command": to_table(asked)})
+    return asked
 
 
 def execute(
-    command: CompareCommand,
-    out: Path,
-    jobs: int,
-    report: Path | None,
-    *,
-    table: Path | None = None,
-    resume: bool = False,
-    force: bool = False,
-    figure: FigureFile | None = None,
+    asked: CompareCommand, out: Path, files: CompareFiles, *, resume: bool = False
 ) -> Document:
     """Run a comparison, or continue it from `out`, and print and return its results."""
-    from fedpage.engine import faults
-    from fedpage.engine.devices import check_time
-    from fedpage.report.titles import describe_problem
-    from fedpage.runs import build, toml
-    from fedpage.runs.lock import DirectoryLock
-    from fedpage.runs.spec import RunOptions
-    from fedpage.studies.comparison import compare_costs
-    from fedpage.studies.sweep import study_of_methods
-
-    if table is not None:
-        check_table(table)
-    config, cost = command.compare, parse_cost(command.compare.cost)
-    target = config.target
-    settled, problem = build.open_problem(build.record_target(command.problem, target))
+    config, target = asked.compare, asked.compare.target
+    cost = Cost.parse(config.cost).name
+    axis = Cost.parse(files.x or cost).name
+    settled, problem = build.open_problem(build.record_target(asked.problem, target))
     config = replace(config, S=min(10, problem.N) if config.S is None else config.S)
-    command = replace(command, problem=settled, compare=config)
+    asked = replace(asked, problem=settled, compare=config)
     methods = _build_methods(config, problem)
     check_target(problem, target)
-    check_runs(problem, methods)
-    devices = read_devices(config.devices)
+    devices = options.read_devices(config.devices)
     check_time(cost, devices)
-    options = RunOptions(resume=True, checkpoint_every=command.checkpoint_every, devices=devices)
-    if command.faults is not None:
-        failing, policy = faults.parse(command.faults, "--faults")
-        faults.FaultSampler(failing, problem, 0)  # checks that they fit the problem
-        options = replace(options, faults=failing, policy=policy)
+    running = RunOptions(resume=True, checkpoint_every=asked.checkpoint_every, devices=devices)
+    if asked.faults is not None:
+        failing, policy = faults.parse(asked.faults, "--faults")
+        running = replace(running, faults=failing, policy=policy)
+    for method in methods:  # before anything is printed or written
+        Simulation(problem, method, seed=0, options=running)
     study = study_of_methods(
         problem, methods, config.seed_list, out=out / "runs", rounds=config.rounds,
-        record_every=config.record_every, options=options,
+        record_every=config.record_every, options=running,
     )  # fmt: skip
     if not resume:
-        prepare_out(out, force, report)
-    with DirectoryLock(out) as lock, explain_os_errors(out, f"`fedpage resume {out}` continues"):
+        common.prepare_out(out, files.force, files.report)
+    with DirectoryLock(out) as lock, common.continues(out, f"`fedpage resume {out}` continues"):
         if not resume:
             lock.clear("runs")  # of an older comparison, with --force
-            toml.write_settings(out / "compare.toml", {"command": to_table(command)})
-        print_problem(settled, problem)
-        with handle_signals(out, jobs):
-            runs = _run_all(study, methods, config, jobs)
+            toml.write_settings(out / "compare.toml", {"command": to_table(asked)})
+        output.print_problem(settled, problem)
+        with common.handle_signals(out, files.jobs):
+            runs = _run_all(study, methods, config, files.jobs)
         comparison = compare_costs(runs, target=target, cost=cost)
-        print_summary(runs, target, cost, comparison.tied)
-        print_metrics(runs)
-        print_comparison(comparison)
-        print_scale_hint(runs, settled, target)
-        if table is not None:
-            print(f"Table: {comparison.table().write(table)}")
+        output.print_summary(runs, target, cost, comparison.tied)
+        output.print_metrics(runs)
+        output.print_comparison(comparison)
+        output.print_scale_hint(runs, settled, target)
+        if files.table is not None:
+            print(f"Table: {comparison.table().write(files.table)}")
         folders = [plan.place for plan in study.plans.values() if plan.place is not None]
         for history, folder in zip(runs, folders, strict=True):
             history.to_csv(folder / "history.csv")
         title = f"{describe_problem(problem.describe())}, step {config.step:g}"
-        repeat = shlex.join(["fedpage", "compare", "--config", str(out)])
-        write_reports(
-            runs, out, title, target, report, cost, comparison, command=repeat, folders=folders
+        again = shlex.join(["fedpage", "compare", "--config", str(out)])
+        output.write_reports(
+            runs, out, title, target, files.report, cost, comparison, command=again, folders=folders
         )
-        if figure is not None:
-            print(f"Figure: {figure.write(runs, target.column)}")
-    return {**describe_runs(runs, target, cost), "out": out}
+        if files.figure is not None:
+            plot(runs, files.figure, x=axis, y=target.column, width=files.figure_width)
+            print(f"Figure: {files.figure}")
+    return {**output.describe_runs(runs, target, cost), "out": out}
 
 
 def _run_all(
     study: Study, methods: list[AnyMethod], config: CompareConfig, jobs: int
 ) -> list[History]:
     """Run every method with every seed, with a progress bar for each method."""
-    from fedpage.callbacks.progress import Progress, progress_bars, summarise_record
-
     seeds, rounds = config.seed_list, config.rounds
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
     runs: list[History] = []
@@ -269,10 +234,6 @@ def _run_all(
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:
-    import numpy as np
-
-    from fedpage.runs import build
-
     S = config.S or 1
     if S > problem.N:
         raise InputError(
@@ -280,12 +241,9 @@ def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMetho
         )
     M = int(np.median(problem.sizes))
     methods = [
-        build.build_fair_method(text.strip(), N=problem.N, M=M, S=S, K=config.K, step=config.step)
-        for text in config.methods.split(",")
-        if text.strip()
+        build.build_fair_method(text, N=problem.N, M=M, S=S, K=config.K, step=config.step)
+        for text in common.split_methods(config.methods)
     ]
-    if not methods:
-        raise InputError(f"--methods {config.methods!r}: no method is named; give at least one")
     twice = [method.name for i, method in enumerate(methods) if method in methods[:i]]
     if twice:
         raise InputError(

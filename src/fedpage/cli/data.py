@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
 
-from fedpage.cli.options import Command, with_config_options
-from fedpage.cli.output import Document, console, print_table, with_json
+from fedpage.cli import options
+from fedpage.cli.options import Document
+from fedpage.cli.output import console, print_table
 from fedpage.core.errors import InputError
+from fedpage.data import Dataset, Partition, download, registry
+from fedpage.report import data_summary
+from fedpage.report.partition_plot import plot_partition
+from fedpage.report.tables import Table
+from fedpage.runs.build import divide_rows, load_data
 from fedpage.runs.config import DataConfig, setting
 
-if TYPE_CHECKING:
-    from fedpage.data import Dataset, Partition
-    from fedpage.data.registry import LibsvmFile
-
-app = typer.Typer(help="List, show, fetch, add and verify data sets.", no_args_is_help=True)
+app = options.make_app("List, show, fetch, add and verify data sets.")
 
 
-@app.command(name="list", cls=Command)
-@with_json
+@options.command(app, "list")
 def data_list() -> Document:
     """List the known data sets with their shapes, labels and files."""
-    from fedpage.data.registry import DATASETS, Embedded, find
-    from fedpage.report.tables import Table
-
     sets, rows = [], []
-    for name, item in DATASETS.items():
-        if isinstance(item, Embedded):
+    for name, item in registry.DATASETS.items():
+        if isinstance(item, registry.Embedded):
             labels, content, file = "-1, 1", item.note, "embedded"
         else:
-            path = find(item)
+            path = registry.find(item)
             labels = ", ".join(map(str, item.labels))
             content = "pinned" if item.is_pinned else "unpinned"
             file = str(path) if path else "not here"
@@ -58,9 +59,7 @@ class ShowConfig(DataConfig):
     clients: int | None = setting(None, "Number of clients, N.", at_least=1)
 
 
-@app.command(cls=Command)
-@with_json
-@with_config_options
+@options.command(app, "show")
 def show(
     name: Annotated[str, typer.Argument(metavar="DATA", help="Name of a data set, or a file.")],
     config: ShowConfig,
@@ -72,13 +71,6 @@ def show(
 
     Without --clients, and without a column of ids, only the data set is shown.
     """
-    from rich.markup import escape
-    from rich.table import Table
-
-    from fedpage.report import data_summary
-    from fedpage.report.partition_plot import plot_partition
-    from fedpage.runs.build import divide_rows, load_data
-
     config = replace(config, data=name)
     rows = load_data(config)
     lines = data_summary.summarise_data(rows)
@@ -88,7 +80,7 @@ def show(
         lines += data_summary.summarise_partition(rows, division)
     elif config.partition or figure or config.min_rows is not None:
         raise InputError("give the number of clients with --clients, such as --clients 20")
-    grid = Table.grid(padding=(0, 2))
+    grid = RichTable.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for heading, text in lines:
@@ -107,9 +99,6 @@ def show(
 
 def _print_clients(data: Dataset, division: Partition) -> None:
     """List the clients, or count many of them by their size."""
-    from fedpage.report import data_summary
-    from fedpage.report.tables import Table
-
     if division.N <= data_summary.FEW:
         headings, cells = data_summary.client_table(data, division)
     else:
@@ -120,7 +109,7 @@ def _print_clients(data: Dataset, division: Partition) -> None:
     print_table(replace(Table.of_texts(headings, cells), align=align))
 
 
-@app.command(cls=Command)
+@options.command(app, "fetch")
 def fetch(
     names: Annotated[
         list[str], typer.Argument(help="Names of data sets (see `fedpage data list`).")
@@ -130,45 +119,36 @@ def fetch(
     ] = None,
 ) -> None:
     """Download data sets into the cache."""
-    from fedpage.data import registry
-
     for item in [registry.libsvm_file(name) for name in names]:
-        _download(item, mirror)
+        bar = _Bar(item.name)
+        try:
+            path = download.fetch(item, mirror=mirror, progress=bar)
+        finally:
+            bar.close()
+        print(f"{item.name} is in {path}")
 
 
-def _download(item: LibsvmFile, mirror: str | None) -> None:
-    """Download a file and show its progress."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+class _Bar:
+    """Show the calls of pooch's downloader as a progress bar of rich."""
 
-    from fedpage.data.download import fetch as download
+    def __init__(self, name: str) -> None:
+        columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        self.bars = Progress(*columns, console=console(stderr=True))
+        self.task, self.total = self.bars.add_task(name), 0
 
-    class Bar:
-        """Show the calls of pooch's downloader as a progress bar of rich."""
+    def update(self, count: int) -> None:
+        self.bars.start()
+        self.bars.update(self.task, advance=count, total=self.total or None)
 
-        total = 0
+    def reset(self) -> None:
+        self.bars.reset(self.task)
 
-        def update(self, count: int) -> None:
-            bars.start()
-            bars.update(task, advance=count, total=self.total or None)
-
-        def reset(self) -> None:
-            bars.reset(task)
-
-        def close(self) -> None:
-            bars.stop()
-
-    columns = (TextColumn(item.name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=console(stderr=True))
-    task = bars.add_task(item.name)
-    try:
-        path = download(item, mirror=mirror, progress=Bar())
-    finally:
-        if bars.live.is_started:
-            bars.stop()
-    print(f"{item.name} is in {path}")
+    def close(self) -> None:
+        if self.bars.live.is_started:
+            self.bars.stop()
 
 
-@app.command(cls=Command)
+@options.command(app, "add")
 def add(
     files: Annotated[list[str], typer.Argument(help="Downloaded files, plain, .xz, .bz2 or .gz.")],
     name: Annotated[
@@ -180,13 +160,11 @@ def add(
 
     If one is not what its name says, nothing is copied.
     """
-    from fedpage.data.download import add as add_files
-
-    for added in add_files(files, name):
+    for added in download.add(files, name):
         print(f"{added.item.name} is {'' if added.is_new else 'already '}in {added.path}")
 
 
-@app.command(cls=Command)
+@options.command(app, "verify")
 def verify(
     name: Annotated[str, typer.Argument(help="Name of a data set (see `fedpage data list`).")],
 ) -> None:
@@ -194,38 +172,29 @@ def verify(
 
     Its shape, labels and digest are compared with the known ones.
     """
-    from fedpage.data import registry
-
-    item = registry.libsvm_file(name)
-    path = registry.find(item)
-    if path is None:
-        raise InputError(
-            f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`"
-        )
+    item, path = _find(name)
     data = registry.verify(item, path)
-    what = (
-        f"digest {data.digest}"
-        if item.is_pinned
-        else "rows, labels and the range of indices agree; its digest is not pinned"
-    )
+    what = "rows, labels and the range of indices agree; its digest is not pinned"
+    what = f"digest {data.digest}" if item.is_pinned else what
     print(f"{path}: {data.rows:,} x {data.features:,}, {data.nonzeros:,} nonzeros, {what}")
 
 
-@app.command(cls=Command)
+@options.command(app, "path")
 def path(
     name: Annotated[
         str | None, typer.Argument(help="Name of a data set; without it, the directory.")
     ] = None,
 ) -> None:
     """Print the directory for data, or the path of a data set's file."""
-    from fedpage.data import registry
+    print(registry.cache_dir() if name is None else _find(name)[1])
 
-    if name is None:
-        print(registry.cache_dir())
-        return
-    found = registry.find(registry.libsvm_file(name))
-    if found is None:
+
+def _find(name: str) -> tuple[registry.LibsvmFile, Path]:
+    """Return the entry and the file of a data set, or refuse one that is not on this machine."""
+    item = registry.libsvm_file(name)
+    path = registry.find(item)
+    if path is None:
         raise InputError(
             f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`"
         )
-    print(found)
+    return item, path

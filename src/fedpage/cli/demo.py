@@ -4,43 +4,47 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedpage.cli.common import check_count
-from fedpage.cli.compare import CompareCommand, CompareConfig, execute
-from fedpage.cli.options import ForceOption
-from fedpage.cli.output import Document, with_json
+from fedpage.cli import options
+from fedpage.cli.compare import CompareCommand, CompareConfig, CompareFiles, execute
+from fedpage.cli.options import Document
 from fedpage.core.target import Target
-from fedpage.runs.config import ProblemConfig
+from fedpage.runs.config import ProblemConfig, setting
 
 _OUT = Path("demo-report")
 
 
-@with_json
+app = options.make_app()
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Describe how long the demo takes."""
+
+    rounds: int = setting(3000, "Communication rounds.", at_least=1, at_most=10_000_000)
+    seeds: int = setting(3, "Runs of each method.", at_least=1, at_most=100_000)
+
+
+@options.command(app, "demo")
 def demo(
+    config: DemoConfig,
     out: Annotated[Path, typer.Option("--out", help="Directory for the report.")] = _OUT,
-    rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.")] = 3000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each method.")] = 3,
-    force: ForceOption = False,
+    force: options.Force = False,
 ) -> Document:
     """Compare four methods on the embedded census data.
 
     SecantPAGE, FedPAGE, SCAFFOLD and FedAvg run; a table and a report show the results.
     """
-    check_count("--seeds", seeds)
-    check_count("--rounds", rounds, high=10_000_000)
-    config = CompareConfig(
-        methods="secantpage,fedpage,scaffold,fedavg",
-        rounds=rounds,
-        seeds=seeds,
-        target=Target(value=5e-3),
-    )
-    command = CompareCommand(ProblemConfig(), config, checkpoint_every="10s")
+    methods = "secantpage,fedpage,scaffold,fedavg"
+    compared = CompareConfig(methods=methods, target=Target(value=5e-3), **vars(config))
+    asked = CompareCommand(ProblemConfig(), compared, checkpoint_every="10s")
     print("The embedded census data is synthetic.")
-    document = execute(command, out, 1, None, force=force or out == _OUT)
+    document = execute(asked, out, CompareFiles(force=force or out == _OUT))
     print("Next:")
     activate = Path(sys.executable).parent / "activate"
     if shutil.which("fedpage") is None and activate.is_file():

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import signal
+import tempfile
 import time
+import tomllib
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpage.cli.common import check_count, prepare_out
-from fedpage.cli.options import Command
-from fedpage.cli.output import (
-    Document,
-    Failed,
-    describe_runs,
-    print_summary,
-    with_json,
-)
+from fedpage.callbacks.progress import progress_bars, summarise_record
+from fedpage.cli import options
+from fedpage.cli.common import prepare_out
+from fedpage.cli.options import Document
+from fedpage.cli.output import describe_runs, print_summary
 from fedpage.cli.watch import watch
 from fedpage.core.errors import InputError
 from fedpage.core.target import Target
+from fedpage.report.watch import FollowedRun
+from fedpage.runs.config import field_values, setting
+from fedpage.runs.history import History
+from fedpage.runs.lock import DirectoryLock
 
 if TYPE_CHECKING:
     from fedpage.flower.deploy.local_federation import LocalFederation
 
-app = typer.Typer(
-    help="Run on a real federation with Flower (needs 'fedpage[flower]').", no_args_is_help=True
-)
+app = options.make_app("Run on a real federation with Flower (needs 'fedpage[flower]').")
+_DEMO = Path("flower-demo")
 
 
 def _needs_flower() -> None:
@@ -37,7 +40,7 @@ def _needs_flower() -> None:
         raise InputError("this needs Flower: pip install 'fedpage[flower]'") from None
 
 
-@app.command(cls=Command)
+@options.command(app, "init")
 def init(
     folder: Annotated[Path, typer.Argument(help="A new directory for the app.")],
     changes: Annotated[
@@ -66,7 +69,6 @@ def _change_app(text: str, changes: list[str]) -> str:
     _needs_flower()
     from fedpage.flower.config import AppConfig, write_app
     from fedpage.flower.server_app import FedpageStrategy
-    from fedpage.runs.config import field_values
 
     words: dict[str, str] = {}
     for change in changes:
@@ -84,13 +86,11 @@ def _change_app(text: str, changes: list[str]) -> str:
 
 def _read_config(text: str) -> dict[str, Any]:
     """Return the settings of an app."""
-    import tomllib
-
     config: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
     return config
 
 
-@app.command(cls=Command)
+@options.command(app, "keys")
 def keys(
     folder: Annotated[Path, typer.Argument(help="A new directory.")],
     host: Annotated[
@@ -116,27 +116,23 @@ def keys(
     print("Give each node ca.pem and its own nodeN, nothing else. Keep ca.key secret.")
 
 
-@app.command(cls=Command)
-@with_json
-def check(
-    app_folder: Annotated[Path | None, typer.Option("--app", help="The app's directory.")] = None,
-    ca: Annotated[Path | None, typer.Option("--ca", help="The authority's certificate.")] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", help="The server's certificate.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The server's private key.")] = None,
-    node_key: Annotated[
-        Path | None, typer.Option("--node-key", help="Private key of a node.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option("--address", help="host:port of the server.")
-    ] = None,
-    superlink: Annotated[
-        str | None, typer.Option("--superlink", help="A name in Flower's config.toml.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Data file of a node.")] = None,
-    node_config: Annotated[
-        str | None, typer.Option("--node-config", help="What flower-supernode will be given.")
-    ] = None,
-) -> Document:
+@dataclass(frozen=True)
+class CheckConfig:
+    """Describe what `deploy check` checks, as far as it is given."""
+
+    app: Path | None = setting(None, "The app's directory.")
+    ca: Path | None = setting(None, "The authority's certificate.")
+    cert: Path | None = setting(None, "The server's certificate.")
+    key: Path | None = setting(None, "The server's private key.")
+    node_key: Path | None = setting(None, "Private key of a node.")
+    address: str | None = setting(None, "host:port of the server.")
+    superlink: str | None = setting(None, "A name in Flower's config.toml.")
+    data: Path | None = setting(None, "Data file of a node.")
+    node_config: str | None = setting(None, "What flower-supernode will be given.")
+
+
+@options.command(app, "check")
+def check(config: CheckConfig) -> Document:
     """Check a deployment before a run.
 
     Versions, certificates, keys, an address, data and a node's configuration are checked, as far as
@@ -146,32 +142,21 @@ def check(
     _needs_flower()
     from fedpage.flower.deploy.preflight import run_checks
 
-    given = {
-        "ca": ca,
-        "cert": cert,
-        "key": key,
-        "node_key": node_key,
-        "address": address,
-        "superlink": superlink,
-        "node_config": node_config,
-    }
     found = []
-    for finding in run_checks(app=app_folder, data=data, **given):  # type: ignore[arg-type]
-        found.append(finding._asdict())
-        print(
-            f"{finding.word:7s} {finding.text}" + (f"; {finding.advice}" if finding.advice else "")
-        )
-    document = {"checks": found}
-    if not all(finding["ok"] for finding in found):
-        raise Failed(document)
+    for finding in run_checks(**vars(config)):
+        found.append(finding)
+        advice = f"; {finding.advice}" if finding.advice else ""
+        print(f"{finding.word:7s} {finding.text}{advice}")
+    document = {"checks": [finding._asdict() for finding in found]}
+    if not all(finding.ok for finding in found):
+        raise options.Failed(document)
     return document
 
 
-app.command("status", cls=Command)(watch)
+options.command(app, "status")(watch)
 
 
-@app.command(cls=Command)
-@with_json
+@options.command(app, "audit")
 def audit(
     log: Annotated[Path, typer.Argument(help="A node's audit log, audit.jsonl.")],
 ) -> Document:
@@ -180,8 +165,6 @@ def audit(
     A line that was edited, removed or inserted is named. Lines missing at the end show only if the
     last digest was noted before.
     """
-    from dataclasses import asdict
-
     from fedpage.flower.audit import show, verify
 
     found = verify(log)
@@ -198,38 +181,35 @@ def audit(
         "last": found.last,
     }
     if found.problems:
-        raise Failed(document)
+        raise options.Failed(document)
     return document
 
 
-@app.command(cls=Command)
-@with_json
+@dataclass(frozen=True)
+class FederationConfig:
+    """Describe the run of `deploy demo`."""
+
+    method: str = setting("fedpage", "See `fedpage methods`.")
+    hyper: str = setting("S=2 K=10 eta_g=0.5", "Hyper-parameters of the method.")
+    nodes: int = setting(4, "Number of SuperNodes.", at_least=1, at_most=100_000)
+    rounds: int = setting(20, "Communication rounds.", at_least=1, at_most=10_000_000)
+
+
+@options.command(app, "demo")
 def demo(
-    method: Annotated[str, typer.Option("--method", help="See `fedpage methods`.")] = "fedpage",
-    hyper: Annotated[
-        str, typer.Option("--hyper", help="Hyper-parameters of the method.")
-    ] = "S=2 K=10 eta_g=0.5",
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes.")] = 4,
-    rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.")] = 20,
+    config: FederationConfig,
     out: Annotated[
         Path, typer.Option("--out", help="New directory for keys, logs and the run.")
-    ] = Path("flower-demo"),
+    ] = _DEMO,
 ) -> Document:
     """Run a method on a small federation on this machine.
 
     A SuperLink and SuperNodes with TLS are started, and stopped after the run.
     """
     _needs_flower()
-    import signal
-    import tempfile
-
     from fedpage.flower.deploy.local_federation import LocalFederation
-    from fedpage.runs.history import History
-    from fedpage.runs.lock import DirectoryLock
 
-    check_count("--nodes", nodes)
-    check_count("--rounds", rounds, high=10_000_000)
-    prepare_out(out, force=out == Path("flower-demo"))  # its own directory is written again
+    prepare_out(out, force=out == _DEMO)  # its own directory is written again
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -237,8 +217,8 @@ def demo(
     signal.signal(signal.SIGTERM, stop)
     home = out.resolve()
     own = [
-        {"partition-id": i, "client-state-dir": str(home / "client-state"), "allow": method}
-        for i in range(nodes)
+        {"partition-id": i, "client-state-dir": str(home / "client-state"), "allow": config.method}
+        for i in range(config.nodes)
     ]
     with DirectoryLock(out) as lock, tempfile.TemporaryDirectory() as folder:
         lock.clear()
@@ -246,32 +226,24 @@ def demo(
         (Path(folder) / "pyproject.toml").write_text(source, encoding="utf-8")
         with LocalFederation(home, own) as federation:
             print(
-                f"A SuperLink at {federation.address} and {nodes} SuperNodes with TLS and "
+                f"A SuperLink at {federation.address} and {config.nodes} SuperNodes with TLS and "
                 f"registered keys; logs are in {out}."
             )
-            config = {
-                "method": method,
-                "hyper": hyper,
-                "clients": nodes,
-                "rounds": rounds,
-                "out": str(home / "run"),
-            }
-            run = federation.submit(Path(folder), **config)
-            _watch(federation, run, home / "run", method, rounds)
+            settings = vars(config) | {"clients": config.nodes, "out": str(home / "run")}
+            del settings["nodes"]
+            run = federation.submit(Path(folder), **settings)
+            _watch(federation, run, home / "run", config)
     history = History.load(home / "run" / "history.jsonl")
     print_summary([history], Target(value=0.1))
     print(f"All processes are stopped. The run is in {out / 'run'}.")
     return {**describe_runs([history], Target(value=0.1)), "out": out / "run"}
 
 
-def _watch(federation: LocalFederation, run: str, place: Path, title: str, rounds: int) -> None:
+def _watch(federation: LocalFederation, run: str, place: Path, config: FederationConfig) -> None:
     """Show a progress bar from the run's directory until the run has ended."""
-    from fedpage.callbacks.progress import progress_bars, summarise_record
-    from fedpage.report.watch import FollowedRun
-
     followed, asked = FollowedRun(place), time.monotonic()
     with progress_bars() as bars:
-        task = bars.add_task(title, total=rounds, note="nodes are starting")
+        task = bars.add_task(config.method, total=config.rounds, note="nodes are starting")
         while not followed.history.ended:
             time.sleep(0.5)
             if time.monotonic() - asked > 15:  # asking Flower takes two seconds

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedpage.cli.common import parse_cost
-from fedpage.cli.options import with_config_options
-from fedpage.cli.output import Document, print_table, with_json
+from fedpage.cli import options
+from fedpage.cli.options import Document
+from fedpage.cli.output import print_table
 from fedpage.core.errors import InputError
+from fedpage.core.types import Smoothness
+from fedpage.runs.build import DEFAULT_CLIENTS, build_problem
 from fedpage.runs.config import ProblemConfig, setting
+from fedpage.studies import plan as studies
+from fedpage.theory import Constants
+from fedpage.theory.planner import TimeModel
 
-if TYPE_CHECKING:
-    from fedpage.theory.planner import TimeModel
+app = options.make_app()
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,6 @@ class LinkConfig:
 
     def costs(self) -> TimeModel:
         """Return latency and speeds, for the planner."""
-        from fedpage.theory.planner import TimeModel
-
         up = math.inf if self.uplink is None else self.uplink
         down = math.inf if self.downlink is None else self.downlink
         return TimeModel(self.latency, up, down, self.seconds_per_gradient)
@@ -59,59 +61,47 @@ class ConstantsConfig:
     delta: float | None = setting(None, "Dissimilarity of clients' Hessians (default: unknown).")
 
 
-@with_json
-@with_config_options
-def plan(
-    problem: PlanProblemConfig,
-    constants: ConstantsConfig,
-    link: LinkConfig,
-    target: Annotated[
-        str,
-        typer.Option("--target", help="Gradient norm to reach, or gap:value for f - f*."),
-    ],
-    sampled: Annotated[
+@dataclass(frozen=True)
+class PlanConfig:
+    """Describe what is asked of the theorems."""
+
+    target: str = setting(help="Gradient norm to reach, or gap:value for f - f*.")
+    S: Annotated[
         int | None,
         typer.Option("--S", "--sampled", help="Clients sampled in a round; default: 10, or all."),
-    ] = None,
+    ] = None
     rows: Annotated[
-        int | None,
-        typer.Option("--rows", help="Rows per client, without --data (default 10).", min=1),
-    ] = None,
-    K: Annotated[int, typer.Option("--K", help="Local steps.")] = 10,
+        int | None, typer.Option(help="Rows per client, without --data (default 10).", min=1)
+    ] = None
+    K: int = setting(10, "Local steps.")
     parameters: Annotated[
-        int | None,
-        typer.Option("--parameters", help="Parameters d, without --data (default 100).", min=1),
-    ] = None,
-    convex: Annotated[
-        bool, typer.Option("--convex", help="The objective is convex, without --data.")
-    ] = False,
-    up: Annotated[
-        str, typer.Option("--up", help="Codec of replies, for methods that have a theorem for it.")
-    ] = "none",
-    cost: Annotated[
-        str, typer.Option("--cost", help="Compare this cost: bits, bits_up, up+0.1*down, ...")
-    ] = "bytes",
+        int | None, typer.Option(help="Parameters d, without --data (default 100).", min=1)
+    ] = None
+    convex: bool = setting(False, "The objective is convex, without --data.")
+    up: str = setting("none", "Codec of replies, for methods that have a theorem for it.")
+    cost: str = setting("bytes", "Compare this cost: bits, bits_up, up+0.1*down, ...")
+
+
+@options.command(app, "plan")
+def plan(
+    problem: PlanProblemConfig, constants: ConstantsConfig, link: LinkConfig, config: PlanConfig
 ) -> Document:
     """Compare rounds and bytes of methods by their theorems."""
-    from fedpage.core.types import Smoothness
-    from fedpage.runs.build import DEFAULT_CLIENTS, build_problem
-    from fedpage.studies.plan import plan as make_plan
-    from fedpage.theory import Constants
-
-    if problem.data and (rows or parameters or convex):
+    if problem.data and (config.rows or config.parameters or config.convex):
         raise InputError("--rows, --parameters and --convex are for a plan without --data")
     assumed = Constants(
-        N=problem.clients or DEFAULT_CLIENTS, M=rows or 10, d=parameters or 100,
+        N=problem.clients or DEFAULT_CLIENTS, M=config.rows or 10,
+        d=config.parameters or 100,
         L=Smoothness(1.0, 1.0, 1.0, 1.0), sigma2=1.0, G=1.0, B=1.0, delta=math.inf,
-        D0=1.0, R2=1.0, convex=convex, mu=0.0,
+        D0=1.0, R2=1.0, convex=config.convex, mu=0.0,
     )  # fmt: skip
-    found = make_plan(
+    found = studies.plan(
         build_problem(problem) if problem.data else assumed,
-        target=target,
-        S=sampled,
-        K=K,
-        up=up,
-        cost=parse_cost(cost),
+        target=config.target,
+        S=config.S,
+        K=config.K,
+        up=config.up,
+        cost=config.cost,
         costs=link.costs(),
         constants={name: value for name, value in vars(constants).items() if value is not None},
     )

@@ -5,80 +5,90 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedpage.cli.common import check_count, prepare_out
-from fedpage.cli.options import JobsOption
-from fedpage.cli.output import Document, log, print_table, with_json
-from fedpage.cli.study import print_claims, show_progress
+from fedpage.cli import options
+from fedpage.cli.common import continues, prepare_out, progress_bar
+from fedpage.cli.options import Document
+from fedpage.cli.output import log, print_table
+from fedpage.cli.study import print_claims
 from fedpage.core.errors import InputError
+from fedpage.data import registry
+from fedpage.report.tables import Table
+from fedpage.runs.config import ProblemConfig, setting
+from fedpage.studies import claims, results
+from fedpage.studies.claims import TunedCurve
+from fedpage.studies.paper import book, tuning
+from fedpage.studies.study import Study
 
-if TYPE_CHECKING:
-    from fedpage.report.plots import FigureRuns
-    from fedpage.runs.config import ProblemConfig
-    from fedpage.studies.claims import CheckedClaim, TunedCurve
-    from fedpage.studies.study import Study
+app = options.make_app()
+_OUT = Path("paper-runs")
 
 
-@with_json
-def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
-    seeds: Annotated[
-        int | None,
-        typer.Option("--seeds", help="Runs of each curve (default: 5, as in the figures)."),
-    ] = None,
-    jobs: JobsOption = 1,
-    out: Annotated[
-        Path, typer.Option("--out", help="Directory; finished runs in it are reused.")
-    ] = Path("paper-runs"),
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Run 2 seeds and a tenth of the rounds, without verdicts."),
-    ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Use other data, such as census; titles say so."),
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Search the step sizes of the local-steps figures.")
-    ] = False,
-) -> Document:
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Describe which experiments run, and on how many seeds."""
+
+    name: Annotated[str | None, typer.Argument(help="Name of a figure, or all.")] = None
+    listing: Annotated[bool, typer.Option("--list", help="List the figures.")] = False
+    seeds: int | None = setting(
+        None, "Runs of each curve (default: 5, as in the figures).", at_least=1, at_most=100_000
+    )
+    jobs: options.Jobs = 1
+    out: Path = setting(_OUT, "Directory; finished runs in it are reused.")
+    quick: bool = setting(False, "Run 2 seeds and a tenth of the rounds, without verdicts.")
+    data: str | None = setting(None, "Use other data, such as census; titles say so.")
+    tune: bool = setting(False, "Search the step sizes of the local-steps figures.")
+
+
+@options.command(app, "reproduce")
+def reproduce(config: ReproduceConfig) -> Document:
     """Run the paper's experiments and check its claims.
 
     Finished runs are reused, so an interrupted reproduction can be started again.
     """
-    from fedpage.studies.paper import book
-
-    if listing:
+    if config.listing:
         return _list()
+    name, out = config.name, config.out
     if name is None:
         raise InputError("name a figure of `fedpage reproduce --list`, or all")
-    if seeds is not None:
-        check_count("--seeds", seeds)
     names = list(book.figures()) if name == "all" else [name]
-    studies = book.load(names, store=out / "runs", seeds=seeds, data=data, quick=quick)
+    studies = book.load(
+        names, store=out / "runs", seeds=config.seeds, data=config.data, quick=config.quick
+    )
     _check_available(studies)
     prepare_out(out, force=True)
-    jobs = min(jobs, os.cpu_count() or 1)
+    jobs = min(config.jobs, os.cpu_count() or 1)
     began = time.perf_counter()
-    if tune:
+    if config.tune:
         return {"searched": _tune(studies, names, out, jobs)}
     for study in studies:
-        with show_progress(out) as progress:
+        with continues(out), progress_bar("runs") as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
-    if name == "all" and not quick and data is None:
+    if name == "all" and not config.quick and config.data is None:
         searched = _load_tuned(studies, out)
         unsearched = [name for name in names if book.tuning(name) and name not in searched]
         if unsearched:
             _tune(studies, unsearched, out, jobs)
     figures = {key: made for study in studies for key, made in study.figures().items()}
-    checked = _check_claims(figures, _load_tuned(studies, out))
-    page = _report(studies, figures, out, checked)
+    tuned = _load_tuned(studies, out)
+    concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
+    checked = [claims.evaluate(claim, figures, tuned) for claim in concerned]
+    for study in studies:
+        results.write_figures(study, out / "figures")
+    page = results.write_page(
+        out / "report.html",
+        title="FedPAGE: the paper's experiments",
+        studies=studies,
+        runs=[run for study in studies for run in study.runs().values()],
+        figures=list(figures.values()),
+        claims=checked,
+    )
     print_claims(checked)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
@@ -86,9 +96,6 @@ def reproduce(
 
 
 def _list() -> Document:
-    from fedpage.report.tables import Table
-    from fedpage.studies.paper import book
-
     found, rows = [], []
     for name, (_, figure) in book.figures().items():
         (study,) = book.load([name], store="runs")
@@ -109,15 +116,11 @@ def _list() -> Document:
 
 def _configs(study: Study) -> list[ProblemConfig]:
     """Return the configurations of a study's problems."""
-    from fedpage.runs.config import ProblemConfig
-
     return [source for source in study.sources().values() if isinstance(source, ProblemConfig)]
 
 
 def _check_available(studies: Sequence[Study]) -> None:
     """Check that the data is on this machine before anything is run."""
-    from fedpage.data import registry
-
     for name in {problem.data: None for study in studies for problem in _configs(study)}:
         entry = registry.DATASETS.get(name)
         if isinstance(entry, registry.LibsvmFile) and registry.find(entry) is None:
@@ -134,12 +137,6 @@ def _tuned_path(out: Path, figure: str) -> Path:
 def _tune(
     studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int
 ) -> dict[str, object]:
-    from dataclasses import replace
-
-    from fedpage.callbacks.progress import progress_bars
-    from fedpage.report.tables import Table
-    from fedpage.studies.paper import book, tuning
-
     chosen = [
         (study, name, grid)
         for study in studies
@@ -152,13 +149,10 @@ def _tune(
         )
     found: dict[str, object] = {}
     for study, name, grid in chosen:
-        with progress_bars() as bars:
-            task = bars.add_task("search", total=None)
+        with progress_bar("search") as progress:
             rows = tuning.search(
                 study, name, grid, out, jobs,
-                lambda what, done, total, _note, task=task: bars.update(  # type: ignore[misc]
-                    task, completed=done, total=total, note=what
-                ),
+                lambda what, done, total, _note: progress(done, total, what),
             )  # fmt: skip
         cells = []
         for row in rows:
@@ -181,21 +175,8 @@ def _tune(
     return found
 
 
-def _check_claims(
-    figures: dict[str, FigureRuns], tuned: dict[str, list[TunedCurve]]
-) -> list[CheckedClaim]:
-    """Check the claims about the figures that were run."""
-    from fedpage.studies import claims
-    from fedpage.studies.paper import book
-
-    concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
-    return [claims.evaluate(claim, figures, tuned) for claim in concerned]
-
-
 def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurve]]:
     """Load the searches for step sizes that belong to these studies, by figure."""
-    from fedpage.studies.paper import book, tuning
-
     found = {}
     for study in studies:
         for name in study.figure_configs():
@@ -206,24 +187,3 @@ def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurv
             elif grid is not None and path.is_file():
                 log(f"{path}: of other data, code or versions, and not used; search with --tune")
     return found
-
-
-def _report(
-    studies: Sequence[Study],
-    figures: dict[str, FigureRuns],
-    out: Path,
-    checked: list[CheckedClaim],
-) -> Path:
-    """Write the figures and the page."""
-    from fedpage.studies import results
-
-    for study in studies:
-        results.write_figures(study, out / "figures")
-    return results.write_page(
-        out / "report.html",
-        title="FedPAGE: the paper's experiments",
-        studies=studies,
-        runs=[run for study in studies for run in study.runs().values()],
-        figures=list(figures.values()),
-        claims=checked,
-    )

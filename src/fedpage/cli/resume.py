@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fedpage.cli import compare, run
+from fedpage.cli import compare, options, run
 from fedpage.cli.common import read_command
-from fedpage.cli.options import JobsOption, ReportOption, ThreadsOption
-from fedpage.cli.output import Document, with_json
+from fedpage.cli.options import Document
 from fedpage.cli.run_config import RunCommand
 from fedpage.core.errors import InputError
+from fedpage.runs import toml
+
+app = options.make_app()
 
 
-@with_json
+@options.command(app, "resume")
 def resume(
     directory: Annotated[
         Path, typer.Argument(help="The --out of a `fedpage run` or `fedpage compare`.")
@@ -27,28 +29,27 @@ def resume(
             "--rounds", help="Change the number of rounds: more extend a finished run.", min=1
         ),
     ] = None,
-    threads: ThreadsOption = 1,
+    threads: options.Threads = 1,
     checkpoint_every: Annotated[
         str | None,
         typer.Option(
             "--checkpoint-every", help="Change the interval of checkpoints: 100 rounds, or 30s."
         ),
     ] = None,
-    jobs: JobsOption = 1,
-    report: ReportOption = None,
+    jobs: options.Jobs = 1,
+    report: options.Report = None,
 ) -> Document:
     """Continue or extend a run or a comparison.
 
     The result is the same, bit for bit, as without the interruption, or as that of a longer run.
     """
-    from fedpage.runs import toml
-
     path = directory / "compare.toml"
     if path.is_file():
         comparison = read_command(compare.CompareCommand, path)
         if rounds is not None:
             comparison = compare.extend(comparison, directory, rounds)
-        return compare.execute(comparison, directory, jobs, report, resume=True)
+        places = compare.CompareFiles(jobs=jobs, report=report)
+        return compare.execute(comparison, directory, places, resume=True)
     path = directory / "run.toml"
     if not path.is_file():
         problem = "has no run in it" if directory.is_dir() else "is not a directory"
@@ -63,9 +64,9 @@ def resume(
             f"{path}: started from Python; continue it with "
             f"simulate(..., out={str(directory)!r}, options=RunOptions(resume=True))"
         )
-    command = read_command(RunCommand, path)
+    asked = read_command(RunCommand, path)
     if rounds is not None:
-        command = replace(command, run=replace(command.run, rounds=rounds))
+        asked = replace(asked, run=replace(asked.run, rounds=rounds))
     every = checkpoint_every or str(table.get("checkpoint_every", "10s"))
-    command, prepared = run.prepare_run(command, threads, str(path))
-    return run.execute(prepared, command, directory, every, report, resume=True)
+    files = run.RunFiles(threads=threads, out=directory, checkpoint_every=every, report=report)
+    return run.execute(asked, files, source=str(path), resume=True)

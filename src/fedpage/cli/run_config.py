@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from fedpage.cli.common import absolute_devices, absolute_path, with_absolute_paths
 from fedpage.cli.options import RunConfig
 from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.types import AnyMethod
+from fedpage.runs import build, toml
 from fedpage.runs.config import (
     MethodConfig,
     ProblemConfig,
@@ -22,9 +23,6 @@ from fedpage.runs.config import (
     structure,
     to_table,
 )
-
-if TYPE_CHECKING:
-    from fedpage.core.types import AnyMethod
 
 _TABLES = ("method", "problem", "run", "faults")
 OWNERS = dict.fromkeys(dataclass_fields(ProblemConfig), "problem")
@@ -42,6 +40,15 @@ class RunCommand:
     faults: Settings | None = None
     """The content of the --faults file."""
 
+    def with_absolute_paths(self) -> RunCommand:
+        """Return the settings with absolute paths, which can be used from any directory."""
+        return RunCommand(
+            replace(self.method, name=absolute_path(self.method.name, "@")),
+            with_absolute_paths(self.problem),
+            replace(self.run, devices=absolute_devices(self.run.devices)),
+            self.faults,
+        )
+
 
 def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
     """Read the settings of a run from a run.toml, or from a file with the same tables.
@@ -58,8 +65,6 @@ def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
     Raises:
         InputError: The file or a change cannot be used.
     """
-    from fedpage.runs import toml
-
     path = path / "run.toml" if path.is_dir() else path
     table = toml.read(path)
     if "fingerprint" in table and "command" not in table:
@@ -94,8 +99,6 @@ def _full_key(change: str, method: object) -> str:
     Raises:
         InputError: There is no such setting.
     """
-    from fedpage.runs.build import find_method
-
     key, equals, value = change.partition("=")
     first, dot, rest = key.strip().replace("-", "_").partition(".")
     if first == "method" and rest.partition(".")[0] not in ("", "name", "hyper"):
@@ -104,7 +107,7 @@ def _full_key(change: str, method: object) -> str:
         return change
     if first in OWNERS:
         return f"{OWNERS[first]}.{first}{dot}{rest}={value}"
-    hyper = dataclass_fields(find_method(method).cls) if isinstance(method, str) else {}
+    hyper = dataclass_fields(build.find_method(method).cls) if isinstance(method, str) else {}
     for name in hyper:
         if name.lower() == first.lower() and not dot:
             return f"method.hyper.{name}={value}"
@@ -115,40 +118,14 @@ def _full_key(change: str, method: object) -> str:
 def write_run_command(
     path: Path, name: str, method: AnyMethod, problem: ProblemConfig, run: RunConfig
 ) -> str:
-    """Write a file for `fedpage run --config`.
-
-    Args:
-        path: The file.
-        name: The method's name on the command line.
-        method: The method.
-        problem: The problem.
-        run: The other settings.
-
-    Returns:
-        The command that takes the file.
-    """
-    from fedpage.runs import build, toml
-
-    command = RunCommand(
-        MethodConfig(absolute_path(name, "@"), build.hyper_words(method)),
-        with_absolute_paths(problem),
-        replace(run, devices=absolute_devices(run.devices)),
-    )
-    path.write_text(toml.dumps(to_table(command)), encoding="utf-8")
+    """Write a file for `fedpage run --config`, and return the command that takes it."""
+    command = RunCommand(MethodConfig(name, build.hyper_words(method)), problem, run)
+    path.write_text(toml.dumps(to_table(command.with_absolute_paths())), encoding="utf-8")
     return shlex.join(["fedpage", "run", "--config", str(path)])
 
 
 def check_no_settings(context: typer.Context, settings: Collection[str], advice: str) -> None:
-    """Refuse options that set what the file of --config sets.
-
-    Args:
-        context: The context of the command.
-        settings: The names of its parameters that the file sets.
-        advice: How to change a setting.
-
-    Raises:
-        InputError: One is given.
-    """
+    """Refuse options that the file of --config sets, by the names of their parameters."""
     given = [word for word in context.args if word.startswith("-")]
     for parameter in context.command.params:
         name = parameter.name or ""

@@ -6,65 +6,65 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedpage.cli.common import (
-    check_count,
-    check_target,
-    continues,
-    follow,
-    parse_cost,
-    prepare_out,
-    read_devices,
-    read_hyper_parameters,
-)
-from fedpage.cli.options import (
-    CodecsOption,
-    ForceOption,
-    JobsOption,
-    MethodArgument,
-    ReportOption,
-    RoundsConfig,
-    RunConfig,
-    with_config_options,
-)
-from fedpage.cli.output import Document, console, print_problem, print_table, with_json
+from fedpage.cli import common, options, output
+from fedpage.cli.options import Document, RoundsConfig, RunConfig
 from fedpage.cli.plan import LinkConfig
 from fedpage.cli.run_config import write_run_command
-from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values
+from fedpage.core.columns import describe_column
+from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.types import HyperParameter
+from fedpage.methods import MethodEntry
+from fedpage.methods.fair import default_method
+from fedpage.report.search_plot import search_panels
+from fedpage.report.summary import format_cost
+from fedpage.report.tables import Cell, Table
+from fedpage.runs import build
+from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values, setting
+from fedpage.studies import tuning
+from fedpage.studies.tuning_result import Tuning, write_page
 
-if TYPE_CHECKING:
-    from fedpage.core.types import HyperParameter
-    from fedpage.methods import MethodEntry
-    from fedpage.studies.tuning_result import Tuning
-
+app = options.make_app()
 SHOWN = 8
 """The candidates of the search that are printed."""
 
 
-@with_json
-@with_config_options
+@dataclass(frozen=True)
+class SearchConfig:
+    """Describe what `tune` or `choose` minimises, and how long it searches.
+
+    The fields are arguments of the functions of these names in `fedpage.studies.tuning`.
+    """
+
+    cost: str = setting(
+        "rounds",
+        "rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, "
+        "seconds_simulated, or a sum: up+0.1*down.",
+    )
+    codecs: bool | None = setting(
+        None, "Search codecs too (default: if bytes, bits or simulated time count)."
+    )
+    seeds: int = setting(10, "The most seeds of a comparison.", at_least=1, at_most=100_000)
+    held_out_seeds: int = setting(
+        10, "Other seeds, on which the best are evaluated.", at_least=1, at_most=100_000
+    )
+    budget: str | None = setting(None, "The most time for the search: 90s, 5m (default: any).")
+
+
+@options.command(app, "tune", takes_hyper_parameters=True)
 def tune(
     context: typer.Context,
-    method: MethodArgument,
+    method: Annotated[str, options.METHOD],
     problem: ProblemConfig,
     run: RoundsConfig,
     link: LinkConfig,
-    cost: Annotated[
-        str,
-        typer.Option(
-            "--cost",
-            help="rounds, clients, bytes, bits (also bytes_up, ...), gradients, seconds, "
-            "seconds_simulated, or a sum: up+0.1*down.",
-        ),
-    ] = "rounds",
+    config: SearchConfig,
     search: Annotated[
         list[str] | None,
         typer.Option(
-            "--search",
             help="Search only this: a name (S, step, rho, up, ...), or name=value,value,... to "
             "begin with; repeatable.",
         ),
@@ -72,76 +72,46 @@ def tune(
     fixed_grid: Annotated[
         bool, typer.Option("--fixed-grid", help="Search no values but those of --search.")
     ] = False,
-    codecs: CodecsOption = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="The most seeds of a comparison.")] = 10,
-    held_out_seeds: Annotated[
-        int,
-        typer.Option("--held-out-seeds", help="Other seeds, on which the winner is evaluated."),
-    ] = 10,
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", help="The most time for the search: 90s, 5m (default: any)."),
-    ] = None,
-    jobs: JobsOption = 1,
+    jobs: options.Jobs = 1,
     out: Annotated[
-        Path,
-        typer.Option("--out", help="Directory for the trials; a search in it is continued."),
+        Path, typer.Option(help="Directory for the trials; a search in it is continued.")
     ] = Path("runs/tune"),
-    report: ReportOption = None,
-    force: ForceOption = False,
+    report: options.Report = None,
+    force: options.Force = False,
 ) -> Document:
     """Search a method's hyper-parameters for the least cost.
 
     Those that are given as options keep their values: --S 10 --K 10. The others are searched. A run
     may cost as much as --rounds rounds of the method.
     """
-    from fedpage.methods.fair import default_method
-    from fedpage.report.search_plot import search_panels
-    from fedpage.runs import build
-    from fedpage.runs.lock import DirectoryLock
-    from fedpage.studies.tuning import tune as search_settings
-    from fedpage.studies.tuning_result import write_page
-
     entry = build.find_method(method)
-    given = build.parse_hyper_parameters(entry, read_hyper_parameters(context, entry))
-    problem, objective = build.open_problem(build.record_target(problem, run.target))
-    base = default_method(entry, given, objective)
+    given = build.parse_hyper_parameters(entry, common.read_hyper_parameters(context, entry))
+    fixed = [*given, *entry.preset]
     values = _parse_grid(entry, search or []) or None
-    parse_cost(cost)
-    check_count("--seeds", seeds)
-    check_count("--held-out-seeds", held_out_seeds)
-    every = run.record_every
-    if isinstance(every, str):
-        raise InputError(
-            f"--record-every must be a whole number of at least 1, not {short_repr(every)}, "
-            "so that the costs of candidates are equally exact"
-        )
-    check_target(objective, run.target)
-    continued = not out.exists() or (out / "trials.jsonl").exists()
-    prepare_out(out, force or continued, report)
-    print_problem(problem, objective)
-    with DirectoryLock(out), continues(out), follow("runs") as progress:
-        found = search_settings(
-            objective, base, target=run.target, cost=cost, search=values,
-            fixed=[*given, *entry.preset], fixed_grid=fixed_grid, codecs=codecs, rounds=run.rounds,
-            record_every=every, seeds=seeds, held_out_seeds=held_out_seeds, jobs=jobs,
-            costs=link.costs(), store=out / "trials.jsonl", progress=progress, budget=budget,
-            devices=read_devices(run.devices),
+    devices = options.read_devices(run.devices)
+    problem, objective = build.open_problem(build.record_target(problem, run.target))
+    with common.write_search(out, force, report), common.progress_bar("runs") as progress:
+        output.print_problem(problem, objective)
+        found = tuning.tune(
+            objective, default_method(entry, given, objective), target=run.target, search=values,
+            fixed=fixed, fixed_grid=fixed_grid, rounds=run.rounds, jobs=jobs, **vars(config),
+            record_every=run.record_every,  # type: ignore[arg-type]  # the function refuses "log"
+            costs=link.costs(), devices=devices, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
-    _print_result(found, [*given, *entry.preset])
+    _print_result(found, fixed)
     about = f"{found.name}, {found.goal}"
     print(f"Picture: {search_panels(found.points, out / 'search.png', about)}")
-    winner = found.recommended
     settings = RunConfig(
-        rounds=2 * winner.rounds, record_every=every, target=run.target, devices=run.devices,
-        stop=True,
+        rounds=2 * found.recommended.rounds, record_every=run.record_every, target=run.target,
+        devices=run.devices, stop=True,
     )  # fmt: skip
-    command = write_run_command(out / "run.toml", method, found.method, problem, settings)
-    print(f"Run it: {command}")
+    again = write_run_command(out / "run.toml", method, found.method, problem, settings)
+    print(f"Run it: {again}")
     if report:
         title = f"{found.name} tuned on {objective.data.name}, {objective.N:,} clients"
         picture = search_panels(found.points, out / "search.svg", about)
-        print(f"Report: {write_page(found, report, title, command, picture)}")
+        print(f"Report: {write_page(found, report, title, again, picture)}")
+    winner = found.recommended
     return {
         "goal": found.goal,
         "method": found.method,
@@ -153,7 +123,7 @@ def tune(
         "value_at_end": winner.value if winner.sample else None,
         "advice": found.advice,
         "runs": found.runs,
-        "command": command,
+        "command": again,
         "out": out,
     }
 
@@ -170,31 +140,25 @@ def _parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[H
     grid: dict[str, list[HyperParameter]] = {}
     for text in searches:
         name, equals, values = text.partition("=")
-        name = name.strip().replace("-", "_")
+        name, where = name.strip().replace("-", "_"), f"--search {entry.label}"
         if not name or (equals and not values.strip()):
             raise InputError(f"--search {text!r}: expected name or name=value,value,...")
-        if name == "rho" and not hasattr(entry.cls, "local_step"):
-            raise InputError(
-                f"--search {text!r}: rho is FedPAGE's; {entry.label} has eta_g and eta_l"
-            )
-        source = _Search if name in ("step", "rho") else entry.cls
+        source = _Further if name in dataclass_fields(_Further) else entry.cls
         if not equals:
-            known = [*dataclass_fields(source), "step", "rho"]
+            known = [*dataclass_fields(entry.cls), *dataclass_fields(_Further)]
             if name not in known:
                 hint = did_you_mean(name, known) or f" known are {', '.join(known)}"
-                raise InputError(f"--search {entry.label}: unknown key {name!r};{hint}")
+                raise InputError(f"{where}: unknown key {name!r};{hint}")
             grid.setdefault(name, [])
-            continue
-        for value in values.split(","):
-            word, where = {name: value.strip()}, f"--search {entry.label}"
-            parsed = field_values(source, word, where, words=True)
+        for value in values.split(",") if equals else ():
+            parsed = field_values(source, {name: value.strip()}, where, words=True)
             ((field, number),) = parsed.items()
             grid.setdefault(field, []).append(number)
     return grid
 
 
 @dataclass
-class _Search:
+class _Further:
     """Quantities that can be searched beside the hyper-parameters."""
 
     step: float = 0.0
@@ -203,10 +167,6 @@ class _Search:
 
 def _print_result(found: Tuning, given: Sequence[str]) -> None:
     """Print the best candidates of the search, the winner's settings, and its evaluation."""
-    from fedpage.core.columns import describe_column
-    from fedpage.report.summary import format_cost
-    from fedpage.report.tables import Cell, Table
-
     winner, column = found.recommended, found.question.cost.column
     shown, method = winner.scores[:SHOWN], found.method
     defaults = {entry.name: entry.default for entry in fields(method)}
@@ -225,7 +185,7 @@ def _print_result(found: Tuning, given: Sequence[str]) -> None:
         cells = [_format_value(getattr(each, name), name) for name in names]
         rows.append(tuple(map(Cell, (*cells, paid, f"{score.best:.3g}", ratio, str(score.seeds)))))
     caption = f"{found.goal}: medians over the seeds of the search"
-    print_table(Table(head, tuple(rows), caption=caption, align="r" * len(head)))
+    output.print_table(Table(head, tuple(rows), caption=caption, align="r" * len(head)))
     for words, kept in (("Chosen", False), ("Given", True)):
         texts = [
             f"{name} = {_format_value(getattr(method, name), name)} "
@@ -234,21 +194,20 @@ def _print_result(found: Tuning, given: Sequence[str]) -> None:
             if (name in given) == kept
         ]
         if texts:
-            console().print(f"{words}: {', '.join(texts)}", markup=False, soft_wrap=True)
-    print(f"Searched: {', '.join(winner.searched)}. {found.effort}")
+            output.print_line(f"{words}: {', '.join(texts)}")
+    output.print_line(f"Searched: {', '.join(winner.searched)}. {found.effort}")
     if winner.sample is not None:
-        print(
+        output.print_line(
             f"On {winner.sample.seeds} held-out seeds: {winner.describe(column.unit)} "
             f"({winner.sample.level:.0%} interval of the median). "
             f"{winner.at_end} of {winner.sample.seeds} runs end at the target, with {label} "
             f"{winner.value:.3g} in the median."
         )
-    print(found.advice)
+    output.print_line(found.advice)
 
 
-def _format_value(value: object, name: str = "") -> str:
-    if value is None and name[:1] in ("b", "S"):
-        return "all"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return "by rule" if value is None else str(value)
-    return f"{value:.4g}"
+def _format_value(value: object, name: str) -> str:
+    if value is None:
+        return "all" if name[:1] in ("b", "S") else "by rule"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:.4g}" if is_number else str(value)

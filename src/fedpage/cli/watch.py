@@ -5,23 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.live import Live
 
-from fedpage.cli.output import Document, console, with_json
+from fedpage.cli import options
+from fedpage.cli.options import Document
+from fedpage.cli.output import console
 from fedpage.core.errors import InputError
+from fedpage.report.watch import RunFollower
 
-if TYPE_CHECKING:
-    from fedpage.report.watch import RunFollower
-
+app = options.make_app()
 _INTERVAL = 1.0
 """Seconds between two looks at the files."""
 _LINES_AROUND = 7
 """Lines of the table that are not runs: title, headings, frame and caption."""
 
 
-@with_json
+@options.command(app, "watch")
 def watch(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="The directory of a run, or of many at any depth.")
@@ -40,8 +42,6 @@ def watch(
     until Ctrl-C, or until the run has ended if DIR is the directory of one run. Simulations and
     federations can be followed.
     """
-    from rich.live import Live
-
     follower = _open(directory, wait)
     screen = console()
     if once or sys.stdout is sys.stderr:  # with --json
@@ -67,8 +67,6 @@ def print_runs(follower: RunFollower, limit: int | None = None) -> Document:
 
 def _open(directory: Path, wait: float) -> RunFollower:
     """Read the runs in a directory, if need be after waiting until one is running or has ended."""
-    from fedpage.report.watch import RunFollower
-
     end = time.monotonic() + wait
     while True:
         is_late = time.monotonic() >= end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,12 @@ from fedpage.core import validate
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metrics import EVALUATED, higher_is_better
+from fedpage.core.metrics import EVALUATED, METRICS, higher_is_better
 from fedpage.core.target import Stretch, Target, TargetLike
-from fedpage.core.types import StopReason
+from fedpage.core.types import Problem, StopReason
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import is_complete
+from fedpage.runs.spec import start_of
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,34 @@ class Watch:
             Stretch(target.hold, done, records)
             for target, (done, records) in zip(self.stop.targets, state["stretches"], strict=True)
         ]
+
+
+def check_target(problem: Problem, target: Target) -> Mapping[str, float]:
+    """Check, before a run, that the column of a target will be recorded and can be reached.
+
+    Returns:
+        The columns that the problem evaluates, with their values at the start.
+
+    Raises:
+        InputError: The problem does not evaluate this column, or the value is above the metric's
+            maximum.
+    """
+    column, recorded = target.column, problem.evaluate(start_of(problem))
+    if column not in recorded:
+        hint = did_you_mean(column, [*recorded, *METRICS])
+        if column.startswith("held_out_") and getattr(problem, "held_out", None) is None:
+            hint = " hold rows out, such as with --held-out 0.2;"
+        raise InputError(
+            f"target {target}: no column {column!r} is recorded;{hint} "
+            f"there are {', '.join(recorded)}"
+        )
+    name = re.sub(r"^held_out_|_(worst|p\d+)$", "", column)
+    if name in METRICS and target.value > METRICS[name].maximum:
+        raise InputError(
+            f"target {target}: {name} is at most {METRICS[name].maximum:g}; "
+            f"90 percent is {column}:0.9"
+        )
+    return recorded
 
 
 def _value(row: Mapping[str, float], column: str) -> float:

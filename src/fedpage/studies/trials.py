@@ -17,13 +17,13 @@ import numpy as np
 
 from fedpage.core.capabilities import HasCode, is_convex
 from fedpage.core.columns import Cost
-from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.metrics import METRICS
+from fedpage.core.errors import InputError, short_repr
 from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import AnyMethod, Problem, StopReason, Vector
 from fedpage.core.validate import as_number, check_whole
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import execute
+from fedpage.engine.stopping import check_target
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
 from fedpage.runs.fingerprint import (
@@ -172,16 +172,11 @@ def ask(
             )
         loss = float(f"{reference(problem).loss + goal.value:.12g}")
         goal = replace(goal, column="loss", value=loss)
-    column, recorded = goal.column, problem.evaluate(start_of(problem))
-    if column not in recorded:
+    value = check_target(problem, goal)[goal.column]
+    if goal.is_met(value, find_direction(problem, goal.column)):
         raise InputError(
-            f"column {column!r} is not recorded;{did_you_mean(column, [*recorded, *METRICS])} "
-            f"the problem records {', '.join(recorded)}"
-        )
-    if goal.is_met(recorded[column], find_direction(problem, column)):
-        raise InputError(
-            f"{goal.title} is reached before the first round, where it is "
-            f"{recorded[column]:.4g}; choose a harder target"
+            f"{goal.title} is reached before the first round, where it is {value:.4g}; "
+            "choose a harder target"
         )
     return Question(goal, price, math.inf, record_every, rounds, link=link, devices=devices)
 
