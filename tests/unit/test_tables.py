@@ -298,6 +298,7 @@ def cell(row):
         (cell("NA,15,1"), "row 17, column 'age'", '"mean" to fill them in'),
         (cell("45,1").replace("\n30", "\n\n\n30"), "row 19", "2 cells"),
         (cell("45,15,3,4,1"), "row 17", "5 cells"),
+        ('a,b,outcome\n"x, y",1,\n2,0\n', "row 3", "2 cells"),
         (cell('45,"15,1'), "row 17", "quotes are wrong"),
         (cell('45,"1"5,1'), "row 17", "quotes are wrong"),
         (NUMBERS.encode().replace(b"45,15", b"\xe9t\xe9,15"), "row 17", "0xe9 is not UTF-8"),
