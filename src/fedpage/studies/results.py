@@ -63,8 +63,7 @@ class StudyResults:
 
     def figures(self) -> dict[str, FigureRuns]:
         """Return the figures with their finished runs, by name."""
-        found = {}
-        config = self.study.config
+        found, config = {}, self.study.config
         for name, figure in config.named_figures().items():
             panels = tuple(self._panels(figure))
             if panels:
@@ -75,20 +74,17 @@ class StudyResults:
         return found
 
     def _panels(self, figure: FigureConfig) -> list[PanelRuns]:
-        names = panel_names(figure.panels)
+        names, config = panel_names(figure.panels), self.study.config
         groups: dict[tuple[object, ...], list[Curve]] = {}
-        config = self.study.config
         for curve in self._select(figure, config.target, config.cost):
             groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
-        shown = _shown_names(groups.values(), self._grids(figure), names)
+        shown = [name for name in self._shown_names(figure, groups.values()) if name not in names]
         several = any(len({curve.problem for curve in curves}) > 1 for curves in groups.values())
         panels = []
         for values, curves in groups.items():
             known = {name: v for name, v in zip(names, values, strict=True) if v is not None}
             title = ", ".join(self._axis_title(name, value) for name, value in known.items())
-            drawn = {
-                _label(curve, shown, several=several): self._runs_of(curve) for curve in curves
-            }
+            drawn = {_label(curve, shown, several): self._runs_of(curve) for curve in curves}
             if any(drawn.values()):
                 panels.append(PanelRuns(title, drawn, known))
         return panels
@@ -135,39 +131,61 @@ class StudyResults:
         keys = (key_of(curve, seed) for seed in self.study.config.seed_list)
         return [self.runs[key] for key in keys if key in self.runs]
 
-    def _grids(self, part: Selection) -> dict[tuple[str, str], dict[str, list[Any]]]:
-        """Return the values among which `best` chooses, by problem, method and grid."""
-        found: dict[tuple[str, str], dict[str, list[Any]]] = {}
-        for curve in self.study.curves:
-            if part.best and is_about(part, curve):
-                own = found.setdefault((curve.problem, curve.method), {})
-                for name, value in curve.setting.items():
-                    if value not in own.setdefault(name, []):
-                        own[name].append(value)
-        return found
+    def _values(self, part: Selection, curve: Curve, name: str) -> set[Any]:
+        """Return the values of a grid among which `best` chooses for a curve."""
+        return {
+            other.setting[name]
+            for other in self.study.curves
+            if (other.problem, other.method) == (curve.problem, curve.method)
+            and is_about(part, other)
+        }
+
+    def _shown_names(self, part: Selection, groups: Iterable[Sequence[Curve]]) -> list[str]:
+        """Return the grids that labels name: those that vary in a group, or that `best` chose from.
+
+        All panels of a figure and all tables share them, so that one setting has one label.
+        """
+        found: dict[str, None] = {}
+        for curves in groups:
+            for curve in curves:
+                for name in curve.setting:
+                    shown = {format_value(other.setting.get(name)) for other in curves}
+                    if len(shown) > 1 or (part.best and len(self._values(part, curve, name)) > 1):
+                        found[name] = None
+        return list(found)
+
+    def _edge_notes(self, part: Selection, labels: Mapping[str, Curve]) -> tuple[str, ...]:
+        """Say which of the best settings are the least or the largest value of their grids."""
+        edges = []
+        for label, curve in labels.items():
+            for name, value in curve.setting.items():
+                values = self._values(part, curve, name)
+                is_grid = len(values) > 1 and all(type(v) in (int, float) for v in values)
+                if part.best and is_grid and value in (min(values), max(values)):
+                    edge = "least" if value == min(values) else "largest"
+                    edges.append(f"{label} has the {edge} {name}")
+        if not edges:
+            return ()
+        return (f"At the edge of a grid: {'; '.join(edges)}. Better values may lie beyond.",)
 
     def comparisons(self) -> dict[str, Comparison]:
         """Compare the costs to the target, by table and problem."""
-        config = self.study.config
+        found, config = {}, self.study.config
         parts = config.tables or [TableConfig()]
-        found = {}
         for number, part in enumerate(parts, start=1):
             target, cost = part.target or config.target, part.cost or config.cost
             chosen: dict[str, list[Curve]] = {}
             for curve in self._select(part, target, cost):
-                chosen.setdefault(curve.problem, []).append(curve)
-            grids = self._grids(part)
-            shown = _shown_names(chosen.values(), grids, ["problem"])
+                if self._runs_of(curve):
+                    chosen.setdefault(curve.problem, []).append(curve)
+            shown = self._shown_names(part, chosen.values())
             for problem, curves in chosen.items():
                 labels = {_label(curve, shown): curve for curve in curves}
                 groups = {label: self._runs_of(curve) for label, curve in labels.items()}
-                groups = {label: runs for label, runs in groups.items() if runs}
-                if not groups:
-                    continue
                 title = part.title or self.study.problems[problem].title
                 stem = part.name or ("costs" if len(parts) == 1 else f"costs-{number}")
                 name = stem if len(self.study.problems) == 1 else f"{stem}-{problem}"
-                remarks = _edge_notes(labels, grids)
+                remarks = self._edge_notes(part, labels)
                 found[name] = Comparison.of_runs(groups, target, cost, title, remarks)
         return found
 
@@ -196,47 +214,11 @@ def is_about(part: Selection, curve: Curve) -> bool:
     )
 
 
-def _shown_names(
-    groups: Iterable[Sequence[Curve]],
-    grids: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]],
-    panels: Sequence[str],
-) -> list[str]:
-    """Return the grids that labels name: those that vary in a panel, or among which `best` chose.
-
-    All panels of a figure and all tables share them, so that one setting has one label.
-    """
-    found: dict[str, None] = {}
-    for curves in groups:
-        for name in dict.fromkeys(name for curve in curves for name in curve.setting):
-            if len({format_value(curve.setting.get(name)) for curve in curves}) > 1:
-                found[name] = None
-    for grid in grids.values():
-        found |= dict.fromkeys(name for name, values in grid.items() if len(values) > 1)
-    return [name for name in found if name not in panels]
-
-
-def _label(curve: Curve, names: Sequence[str], *, several: bool = False) -> str:
+def _label(curve: Curve, names: Sequence[str], several: bool = False) -> str:
     """Return the label of a curve with its values of these grids, and its problem if `several`."""
     shown = {name: value for name, value in curve.setting.items() if name in names}
     words = [curve.problem] * several + [describe_setting(shown)] * bool(shown)
     return f"{curve.label} ({', '.join(words)})" if words else curve.label
-
-
-def _edge_notes(
-    labels: Mapping[str, Curve], grids: Mapping[tuple[str, str], Mapping[str, Sequence[Any]]]
-) -> tuple[str, ...]:
-    """Say which of the best settings are the least or the largest value of their grids."""
-    edges = []
-    for label, curve in labels.items():
-        for name, values in grids.get((curve.problem, curve.method), {}).items():
-            numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-            if len(numbers) == len(values) > 1:
-                ends = {max(numbers): "largest", min(numbers): "least"}
-                if curve.setting[name] in ends:
-                    edges.append(f"{label} has the {ends[curve.setting[name]]} {name}")
-    if not edges:
-        return ()
-    return (f"At the edge of a grid: {'; '.join(edges)}. Better values may lie beyond.",)
 
 
 _LISTED = 100
