@@ -298,7 +298,6 @@ def cell(row):
         (cell("NA,15,1"), "row 17, column 'age'", '"mean" to fill them in'),
         (cell("45,1").replace("\n30", "\n\n\n30"), "row 19", "2 cells"),
         (cell("45,15,3,4,1"), "row 17", "5 cells"),
-        ('a,b,outcome\n"x, y",1,\n2,0\n', "row 3", "2 cells"),
         (cell('45,"15,1'), "row 17", "quotes are wrong"),
         (cell('45,"1"5,1'), "row 17", "quotes are wrong"),
         (NUMBERS.encode().replace(b"45,15", b"\xe9t\xe9,15"), "row 17", "0xe9 is not UTF-8"),
@@ -388,6 +387,8 @@ def test_missing_values_of_a_csv(load):
     assert dropped.clients.tolist() == ["a", "b"]
     said = refusal(load, text.replace(",a,", ",,"), client="id", missing="mean")
     assert said.startswith("t.csv, row 2, column 'id': the value is missing")
+    short = 'a,b,outcome\n"x, y",1,\n2,0\nx,4,1\nx,5,0\n'  # as many commas as if it had all cells
+    assert "row 3: it has 2 cells" in refusal(load, short, missing="drop")
     empty = "x,c,outcome\n,1,0\n2,,1\n"
     assert "no rows without a missing value" in refusal(load, empty, missing="drop")
     empty = empty.replace("\n2,,", "\n,2,")
