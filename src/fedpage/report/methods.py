@@ -1,7 +1,7 @@
-"""Describe methods: what each sends, what its clients keep, and what it assumes.
+"""Describe methods: their messages, the state of clients, and their assumptions.
 
-All of it is derived from the registry, the declared messages and the docstrings. The command
-`fedpage methods` and the table of docs/methods.md show it.
+Everything is derived from the registry, the declared messages and the docstrings. `fedpage methods`
+and the table of docs/methods.md show it.
 """
 
 from __future__ import annotations

@@ -30,12 +30,8 @@ _NAMED = 30
 def count_labels(data: Dataset, partition: Partition) -> tuple[list[str], Ints] | None:
     """Count the rows of each label at each client.
 
-    Args:
-        data: the rows.
-        partition: which client holds which rows.
-
     Returns:
-        The labels (C,) as text, and the counts (C, N); None for targets of a regression, which are
+        The labels (C,) as text, and the counts (C, N). It is None for targets of a regression:
         numbers that are not whole, or more than 100 different ones.
     """
     values, which = np.unique(data.y, return_inverse=True)
@@ -65,16 +61,16 @@ def plot_partition(
     regression are drawn by their quantiles at each client.
 
     Args:
-        problem_or_data: a problem over rows, such as `LogisticRegression`, or a Dataset.
-        partition: which client holds which rows; by default the problem's, or the one by the ids
-            of the data set. It may be left out before a path.
-        path: a file to write; its suffix chooses PNG, PDF or SVG.
+        problem_or_data: A problem over rows, such as `LogisticRegression`, or a Dataset.
+        partition: The rows of each client. By default it is the partition of the problem, or the
+            one by the ids of the data set. It may be left out before a path.
+        path: A file to write; its suffix chooses PNG, PDF or SVG.
 
     Returns:
         The matplotlib Figure.
 
     Raises:
-        InputError: there is no partition, it does not fit the data, or the file's suffix is
+        InputError: There is no partition, it does not fit the data, or the file's suffix is
             unknown.
     """
     from matplotlib.figure import Figure

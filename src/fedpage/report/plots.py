@@ -101,27 +101,27 @@ def plot(
 ) -> Figure:
     """Draw a curve for each method, over all seeds, as a figure for a paper or the screen.
 
-    The colour says the method, the dash the step size, the marker the variant. The legend stands
-    below the panels.
+    Methods differ by colour, step sizes by dash, and variants by marker. The legend stands below
+    the panels.
 
     Args:
-        histories: A run, or runs of any methods and seeds; or a table of them, whose keys are the
-            titles of panels.
-        path: A file to write: PDF and SVG, PGF where there is a TeX, or PNG.
+        histories: A run, or runs of any methods and seeds; or a dictionary of them, whose keys are
+            the titles of panels.
+        path: A file to write: PDF, SVG, PNG, or PGF if a TeX is installed.
         x: The cost on the horizontal axis, such as "round", "bytes", "bits", "contacts",
             "gradients" or "seconds", or a sum such as "up+0.1*down"; several make a panel each.
         y: Any recorded column; several make a panel each.
         width: "single" or "double" for a column (3.5 in) or a page (7.16 in) of a paper, with text
             of 8 points; "screen" is larger.
         band: "quantiles" draws the median and two quantiles over seeds. "mean-ci" draws the mean
-            and its 95 % confidence interval by Student's t, of logarithms where the axis is
+            and its 95 % confidence interval by Student's t, of logarithms if the axis is
             logarithmic. The legend says which.
         quantiles: The lower and the upper quantile of the band.
         panels: A setting of the problem or the method, such as "data", "partition" or "K", to draw
             a panel for each of its values; or several settings.
         columns: Panels in a row; by default as many as fit the width.
-        title: The title; by default the objective, the regulariser, the data, the partition and N,
-            as far as the runs share them. "" for none.
+        title: The title. By default it names the objective, the regulariser, the data, the
+            partition and N if all runs share them.
         dpi: Dots per inch of a PNG; by default 300, or 160 at width "screen".
 
     Returns:
@@ -217,10 +217,9 @@ def curves(
 
     Args:
         histories: Runs of any methods and seeds; a single run is allowed.
-        x: The cost on the horizontal axis: a key of `fedpage.core.columns.COLUMNS`, or a sum of
-            costs such as "up+0.1*down".
+        x: The cost on the horizontal axis; see `plot`.
         y: Any recorded column.
-        ax: Where to draw; None makes a new figure, which is `ax.figure`.
+        ax: Where to draw. By default a new figure is made, which is `ax.figure`.
         quantiles: The band's lower and upper quantile.
         band: "quantiles" or "mean-ci"; see `plot`.
         title: The title above the axes.

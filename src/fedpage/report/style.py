@@ -1,6 +1,6 @@
-"""Choose colours, markers and dashes: the same method looks the same in every picture.
+"""Choose colours, markers and dashes, so that a method looks the same in every picture.
 
-The colour says the method, the dash the step size, and the marker the variant.
+Methods differ by colour, step sizes by dash, and variants by marker.
 """
 
 from __future__ import annotations
@@ -87,15 +87,9 @@ def base_style(method: str) -> tuple[str, str]:
 def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
     """Assign a style to each curve of a picture; no two are equal.
 
-    Curves of one method share its colour. The dash says the step size where a method has several,
-    and equal steps of different methods have equal dashes. The marker says the variant: other
-    hyper-parameters, or codecs. Where no method has several steps, variants differ by dash too.
-
-    Args:
-        labels: The curves' labels, in the picture's order.
-
-    Returns:
-        A style for each label.
+    Curves of one method share its colour. If a method has several step sizes, they differ by dash,
+    and equal steps of different methods have equal dashes. Variants, with other hyper-parameters or
+    codecs, differ by marker. If no method has several steps, variants differ by dash too.
 
     >>> styles = assign_styles(["FedAvg", "FedPAGE (eta_g=0.1)", "FedPAGE (eta_g=0.2)"])
     >>> [style.dash for style in styles.values()]
@@ -122,13 +116,7 @@ def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def factor_styles(labels: Iterable[str]) -> dict[str, Style] | None:
-    """Return a shorter legend where every method has every step: methods, then steps.
-
-    Args:
-        labels: The curves' labels.
-
-    Returns:
-        A style for each method and for each step, or None where curves are not such a product.
+    """Return a shorter legend of methods, then steps, or None unless every method has every step.
 
     >>> list(factor_styles(f"{m} (eta_g={e})" for m in ("FedPAGE", "FedAvg") for e in (0.1, 0.2)))
     ['FedPAGE', 'FedAvg', 'eta_g=0.1', 'eta_g=0.2']

@@ -230,11 +230,7 @@ class Table:
 
 
 def table_format(path: Path) -> str:
-    """Return the format of a table's file.
-
-    Raises:
-        InputError: No format has this suffix.
-    """
+    """Return the format of a table's file, or raise an InputError if no format has its suffix."""
     found = FORMATS.get(path.suffix.lower())
     if found is None:
         raise InputError(f"{path}: a table is written to a file {', '.join(FORMATS)}")

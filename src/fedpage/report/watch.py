@@ -122,9 +122,14 @@ class FollowedRun:
         return _UNFINISHED.get(status.end, RunState.STALE)
 
     @property
+    def last(self) -> Mapping[str, float]:
+        """The newest record, or {} if there is none."""
+        return self.history.rows[-1] if self.history.rows else {}
+
+    @property
     def round(self) -> int:
         """The number of rounds done, as far as the files say."""
-        recorded = int(self.history.rows[-1]["round"]) if self.history.rows else 0
+        recorded = int(self.last.get("round", 0))
         is_newer = not self.status.end or self.status.end in _UNFINISHED
         return max(recorded, self.status.round) if is_newer else recorded
 
@@ -138,7 +143,7 @@ class FollowedRun:
         """Rounds a second, or 0 if not known."""
         if self.status.seconds_per_round:
             return 1.0 / self.status.seconds_per_round
-        last = self.history.rows[-1] if self.history.rows else {}
+        last = self.last
         return last["round"] / last["seconds"] if last.get("seconds", 0) > 0 else 0.0
 
     @property
@@ -176,16 +181,14 @@ class FollowedRun:
     @property
     def values(self) -> str:
         """The newest values that are not costs."""
-        if not self.history.rows:
-            return ""
-        row = self.history.rows[-1]
-        names = [name for name in row if name not in COLUMNS or name in ("loss", "grad_norm")]
         words = [
-            f"{describe_column(name).label} {format_number(row[name]) or row[name]}"
-            for name in names
+            f"{describe_column(name).label} {format_number(value) or value}"
+            for name, value in self.last.items()
+            if name not in COLUMNS or name in ("loss", "grad_norm")
         ]
-        part = [] if is_complete(row) else [f"of {row[MEASURED]:.0f} clients only"]
-        return ", ".join(words + part)
+        if not is_complete(self.last):
+            words.append(f"of {self.last[MEASURED]:.0f} clients only")
+        return ", ".join(words)
 
     def describe(self) -> dict[str, object]:
         """Return a row of `--json`."""
@@ -195,7 +198,7 @@ class FollowedRun:
             "method": self.history.meta.get("method", {}).get("name", ""),
             "round": self.round,
             "rounds": self.rounds,
-            "last": self.history.rows[-1] if self.history.rows else {},
+            "last": self.last,
             "rate": self.rate,
             "seconds_left": self.seconds_left,
             "events": self.history.events[-5:],
@@ -242,11 +245,9 @@ class RunFollower:
         return [{"run": name, **run.describe()} for name, run in self.runs.items()]
 
     def table(self, limit: int | None = None) -> Table:
-        """Return a table for the terminal with a line for each run.
+        """Return a table for the terminal with a line for each run, or for the first `limit` ones.
 
-        Args:
-            limit: The most runs to show, with running ones first and finished ones last. If None,
-                all.
+        If there are more, running runs are shown first and finished ones last.
         """
         from rich.table import Table
         from rich.text import Text
