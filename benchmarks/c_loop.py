@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import fedpage as fp
-from fedpage.core.aggregate import mean_rows
+from fedpage.core.messages import mean_rows
 from fedpage.core.random import RoundDraws
 from fedpage.problems import kernels
 from fedpage.problems.oracle import no_rows

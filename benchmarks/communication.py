@@ -37,9 +37,8 @@ from communication_cases import (
 from communication_runs import Ladder, Rung, Runs, append_line, read_lines
 from communication_screening import Screened, screen_all, selected
 
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError
-from fedpage.core.target import Target
 from fedpage.methods import METHODS
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, search_space

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from fedpage.codecs import ScaledSign as ScaledSign
     from fedpage.codecs import TopK as TopK
     from fedpage.core import optimizers as optimizers
+    from fedpage.core.columns import Target as Target
     from fedpage.core.errors import InputError as InputError
     from fedpage.core.metrics import METRICS as METRICS
     from fedpage.core.metrics import Metric as Metric
     from fedpage.core.metrics import metric as metric
-    from fedpage.core.target import Target as Target
     from fedpage.core.types import Method as Method
     from fedpage.core.types import Oracle as Oracle
     from fedpage.core.types import Problem as Problem
@@ -157,7 +157,7 @@ _EXPORTS = {
     "fedpage.studies.tuning": "choose tune",
     "fedpage.studies.tuning_result": "Tuning",
     "fedpage.engine.stopping": "Stop",
-    "fedpage.core.target": "Target",
+    "fedpage.core.columns": "Target",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
     "fedpage.runs.frame": "Runs",

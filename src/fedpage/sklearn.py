@@ -20,9 +20,9 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
+from fedpage.core.columns import Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.random import permutation
-from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, StopReason, Vector
 from fedpage.core.validate import at_least_zero, check_whole, choice, positive
 from fedpage.data import Dataset, Partition, by_id

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError, short_repr
+from fedpage.core.messages import mean_rows
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import AnyMethod, Ints, Oracle, Problem, Replies, Vector
 from fedpage.engine.faults import Faults

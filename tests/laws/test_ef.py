@@ -18,10 +18,9 @@ from support import all_gradients, quadratic, uneven
 import fedpage as fp
 from fedpage.codecs import Identity, Keys
 from fedpage.engine.simulate import Simulation
-from fedpage.methods import table_steps
+from fedpage.methods import steps
 from fedpage.methods.dasha import DASHA, DASHAPP
-from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM, SAG
-from fedpage.methods.ef21_bc import EF21BC
+from fedpage.methods.ef21 import EF21, EF21BC, EF21PP, EF21SGDM, SAG
 from fedpage.methods.scallion import SCALLION
 
 
@@ -179,9 +178,9 @@ def test_clients_of_ef21_bc_have_the_servers_model_to_the_bit():
 
 
 def test_theorem_1_of_ef21_by_hand():
-    assert table_steps.ef21_nonconvex(L=2.0, L_average=3.0, alpha=1.0) == 0.5
+    assert steps.ef21_nonconvex(L=2.0, L_average=3.0, alpha=1.0) == 0.5
     # alpha = 7/16: theta = 1/4, beta = 9/4, sqrt(beta/theta) = 3
-    assert table_steps.ef21_nonconvex(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(
+    assert steps.ef21_nonconvex(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(
         1 / 7, rel=1e-14
     )
     problem = quadratic()
@@ -251,13 +250,13 @@ def test_ef21_sgdm_keeps_the_promise_of_its_step():
 def test_ef21_bc_keeps_the_promise_of_its_step():
     """The potential of docs/methods/ef21.md falls by eta/2 |grad f(x)|^2 in every round."""
     # u = 9 (alpha = 7/16), v = 1 (alpha = 3/4): 18 + 16 + 144 = 178
-    by_hand = table_steps.ef21_bc_nonconvex(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
+    by_hand = steps.ef21_bc_nonconvex(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
     assert by_hand == pytest.approx(1 / (1 + 2 * math.sqrt(178)), rel=1e-14)
     problem = uneven("logistic-nonconvex")
     method = EF21BC.from_theory(problem, up="topk:12", down="topk:40")
     L, alphas = problem.smoothness(), (12 / problem.d, 40 / problem.d)
     assert method.eta == pytest.approx(
-        table_steps.ef21_bc_nonconvex(L.whole, L.average, *alphas), rel=1e-14
+        steps.ef21_bc_nonconvex(L.whole, L.average, *alphas), rel=1e-14
     )
     theta_up, theta_down = (1 - math.sqrt(1 - alpha) for alpha in alphas)
     v = (1 - alphas[1]) / theta_down**2
@@ -276,17 +275,17 @@ def test_ef21_bc_keeps_the_promise_of_its_step():
 
 def test_the_steps_of_dasha_by_hand():
     # omega = 1, N = 12: 16 * 3/12 = 4
-    assert table_steps.dasha_nonconvex(L=2.0, L_average=3.0, N=12, S=12, omega=1.0) == 1 / 8
+    assert steps.dasha_nonconvex(L=2.0, L_average=3.0, N=12, S=12, omega=1.0) == 1 / 8
     # S = 3, omega = 1/2: (48 + 16 * 9/11) * 16/12
     wanted = 1 / (1 + 2 * math.sqrt((48 + 144 / 11) * 16 / 12))
-    assert table_steps.dasha_nonconvex(L=1.0, L_average=2.0, N=12, S=3, omega=0.5) == pytest.approx(
+    assert steps.dasha_nonconvex(L=1.0, L_average=2.0, N=12, S=3, omega=0.5) == pytest.approx(
         wanted, rel=1e-14
     )
     problem = quadratic()
     L = problem.smoothness()
     assert DASHA.from_theory(problem).eta == pytest.approx(1 / L.whole, rel=1e-14)
     made = DASHAPP.from_theory(problem, S=2, up="randk:1")
-    assert made.eta == table_steps.dasha_nonconvex(L.whole, L.average, 8, 2, 3.0)
+    assert made.eta == steps.dasha_nonconvex(L.whole, L.average, 8, 2, 3.0)
     assert (made.S, str(made.up)) == (2, "randk:1")
 
 
@@ -303,7 +302,7 @@ def test_the_proof_of_dashas_step(S, k):
     a, b = q / (2 * omega + 1), q / (2 - q)
     problem = quadratic()
     L = problem.smoothness()
-    eta = table_steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
+    eta = steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
     e, h_error, moved = (rng.normal(size=(N, d)) for _ in range(3))  # g-h, h-grad, change of grad
     kk = moved - b * h_error
     target = kk / q - (a / q) * e

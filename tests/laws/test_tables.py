@@ -16,7 +16,7 @@ from support import all_gradients, quadratic, uneven
 
 import fedpage as fp
 from fedpage.engine.simulate import Simulation
-from fedpage.methods import table_steps
+from fedpage.methods import steps
 from fedpage.methods.frecon import FRECON
 from fedpage.methods.zerosarah import ZeroSARAH
 from fedpage.testing import ScriptedDraws, replay
@@ -124,14 +124,14 @@ def test_the_bias_contracts_by_exactly_one_minus_lam(kind, lam):
 # Step sizes
 
 STEPS = {
-    "COFIG": lambda L, N, S, omega: table_steps.cofig_nonconvex(L, N, S, omega),
-    "COFIG convex": lambda L, N, S, omega: table_steps.cofig_convex(L, N, S, omega),
-    "DIANA": lambda L, N, S, omega: table_steps.diana_nonconvex(L, N, omega),
-    "DIANA mu": lambda L, N, S, omega: table_steps.diana_strongly_convex(
+    "COFIG": lambda L, N, S, omega: steps.cofig_nonconvex(L, N, S, omega),
+    "COFIG convex": lambda L, N, S, omega: steps.cofig_convex(L, N, S, omega),
+    "DIANA": lambda L, N, S, omega: steps.diana_nonconvex(L, N, omega),
+    "DIANA mu": lambda L, N, S, omega: steps.diana_strongly_convex(
         L, L / 10, N, omega, 1 / (1 + omega)
     ),
-    "ZeroSARAH": lambda L, N, S, omega: table_steps.zerosarah_nonconvex(L, N, S),
-    "FRECON": lambda L, N, S, omega: table_steps.frecon_nonconvex(L, N, S, omega),
+    "ZeroSARAH": lambda L, N, S, omega: steps.zerosarah_nonconvex(L, N, S),
+    "FRECON": lambda L, N, S, omega: steps.frecon_nonconvex(L, N, S, omega),
 }
 
 
@@ -150,20 +150,18 @@ def test_steps_have_a_unit_and_an_order(name):
 
 def test_the_formulas_of_the_theorems():
     """Compare with numbers that were worked out by hand; 1 + omega = 4, N = 64."""
-    assert table_steps.cofig_nonconvex(2.0, 64, 4, 3.0) == pytest.approx(4 / (10 * 8 * 8))
-    assert table_steps.cofig_nonconvex(2.0, 64, 4, 0.0) == pytest.approx(4 / (10 * 16))
-    assert table_steps.cofig_nonconvex(2.0, 64, 64, 0.0) == 1 / 4
-    assert table_steps.cofig_convex(2.0, 64, 4, 3.0) == pytest.approx(1 / 20)
-    assert table_steps.cofig_convex(2.0, 64, 1, 3.0) == pytest.approx(1 / 68)
-    assert table_steps.cofig_convex(2.0, 2**14, 4, 3.0) == pytest.approx(1 / 256)
-    assert table_steps.diana_nonconvex(2.0, 1, 3.0) == pytest.approx(1 / 200)
-    assert table_steps.diana_strongly_convex(3.0, 1.0, 6, 3.0, 0.25) == pytest.approx(1 / 8)
-    assert table_steps.diana_strongly_convex(3.0, 0.1, 6, 3.0, 0.25) == pytest.approx(2 / 12.4)
-    assert table_steps.zerosarah_nonconvex(2.0, 32, 4) == pytest.approx(1 / 10)
-    assert table_steps.zerosarah_nonconvex(2.0, 8, 8, 1.0) == pytest.approx(
-        1 / (2 * (1 + 1.25**0.5))
-    )
-    assert table_steps.frecon_nonconvex(2.0, 10, 4, 3.0) == pytest.approx(1 / 22)
+    assert steps.cofig_nonconvex(2.0, 64, 4, 3.0) == pytest.approx(4 / (10 * 8 * 8))
+    assert steps.cofig_nonconvex(2.0, 64, 4, 0.0) == pytest.approx(4 / (10 * 16))
+    assert steps.cofig_nonconvex(2.0, 64, 64, 0.0) == 1 / 4
+    assert steps.cofig_convex(2.0, 64, 4, 3.0) == pytest.approx(1 / 20)
+    assert steps.cofig_convex(2.0, 64, 1, 3.0) == pytest.approx(1 / 68)
+    assert steps.cofig_convex(2.0, 2**14, 4, 3.0) == pytest.approx(1 / 256)
+    assert steps.diana_nonconvex(2.0, 1, 3.0) == pytest.approx(1 / 200)
+    assert steps.diana_strongly_convex(3.0, 1.0, 6, 3.0, 0.25) == pytest.approx(1 / 8)
+    assert steps.diana_strongly_convex(3.0, 0.1, 6, 3.0, 0.25) == pytest.approx(2 / 12.4)
+    assert steps.zerosarah_nonconvex(2.0, 32, 4) == pytest.approx(1 / 10)
+    assert steps.zerosarah_nonconvex(2.0, 8, 8, 1.0) == pytest.approx(1 / (2 * (1 + 1.25**0.5)))
+    assert steps.frecon_nonconvex(2.0, 10, 4, 3.0) == pytest.approx(1 / 22)
 
 
 def test_methods_from_theory():
@@ -172,23 +170,23 @@ def test_methods_from_theory():
     assert Lmax > 1.1 * Lbar
     omega = problem.d / 3 - 1
     assert fp.COFIG.from_theory(problem, S=4, up="randk:3") == fp.COFIG(
-        S=4, eta=table_steps.cofig_nonconvex(Lmax, N, 4, omega), up="randk:3"
+        S=4, eta=steps.cofig_nonconvex(Lmax, N, 4, omega), up="randk:3"
     )
     assert fp.SAGA.from_theory(problem, S=4, convex=True) == fp.SAGA(
-        S=4, eta=table_steps.cofig_convex(Lmax, N, 4)
+        S=4, eta=steps.cofig_convex(Lmax, N, 4)
     )
     assert fp.DIANA.from_theory(problem, up="randk:3") == fp.DIANA(
-        eta=table_steps.diana_nonconvex(Lmax, N, omega), up="randk:3"
+        eta=steps.diana_nonconvex(Lmax, N, omega), up="randk:3"
     )
     for mu in (0.1, 5.0):  # the step is limited by L, or by a/mu
-        step = table_steps.diana_strongly_convex(Lmax, mu, N, omega, 1 / (1 + omega))
+        step = steps.diana_strongly_convex(Lmax, mu, N, omega, 1 / (1 + omega))
         assert fp.DIANA.from_theory(problem, up="randk:3", mu=mu).eta == step
     assert step == pytest.approx(0.1 / (1 + omega))
     assert fp.ZeroSARAH.from_theory(problem, S=4, lam=0.5) == fp.ZeroSARAH(
-        S=4, eta=table_steps.zerosarah_nonconvex(Lbar, N, 4, 0.5), lam=0.5
+        S=4, eta=steps.zerosarah_nonconvex(Lbar, N, 4, 0.5), lam=0.5
     )
     assert fp.FRECON.from_theory(problem, S=4, up="randk:3") == fp.FRECON(
-        S=4, eta=table_steps.frecon_nonconvex(Lbar, N, 4, omega), up="randk:3"
+        S=4, eta=steps.frecon_nonconvex(Lbar, N, 4, omega), up="randk:3"
     )
     for kind in (fp.COFIG, fp.SAGA, fp.ZeroSARAH, fp.FRECON):
         with pytest.raises(fp.InputError, match="cannot sample S=13 of N=12 clients"):

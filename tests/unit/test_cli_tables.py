@@ -14,7 +14,7 @@ from fedpage.callbacks.checkpointing import request_interrupt
 from fedpage.cli.choose import _write_app, make_app_config
 from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import write_run_command
-from fedpage.core.target import Target
+from fedpage.core.columns import Target
 from fedpage.runs import build, toml
 from fedpage.runs.config import ProblemConfig, structure
 

@@ -15,8 +15,8 @@ import fedpage as fp
 from fedpage.cli.compare import CompareConfig
 from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import RunCommand
+from fedpage.core.columns import Target
 from fedpage.core.errors import did_you_mean
-from fedpage.core.target import Target
 from fedpage.engine import faults
 from fedpage.runs import build, toml
 from fedpage.runs.build import build_method

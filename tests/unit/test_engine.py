@@ -13,8 +13,8 @@ import pytest
 from support import methods, quadratic, uneven
 
 import fedpage as fp
-from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.errors import InputError
+from fedpage.core.messages import add_rows, mean_rows
 from fedpage.engine.local import ClientStates
 from fedpage.engine.simulate import Simulation
 from fedpage.methods.fair import fair_batch

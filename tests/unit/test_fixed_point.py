@@ -13,7 +13,6 @@ from support import quadratic
 
 import fedpage as fp
 from fedpage.core.types import StopReason
-from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.fixed_point import (
     BeyondBound,
     FixedPointMean,
@@ -98,44 +97,10 @@ def test_small_cohorts_and_codecs_are_refused(method, words):
         run(method, FixedPointMean(bound=10.0))
 
 
-def test_a_cohort_of_two_is_possible_on_request():
-    history = run(fp.FedAvg(S=2), FixedPointMean(bound=10.0, least=2), rounds=3)
-    assert history.last("round") == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("secure", "bound"),
-        ("secure:bound=0", "above 0"),
-        ("secure:bound=nan", "bound"),
-        ("secure:bound=1,least=1", "least must be a whole number from 2"),
-    ],
-)
-def test_invalid_settings_are_refused(text, words):
-    with pytest.raises(fp.InputError, match=words):
-        Aggregation.from_text(text)
-
-
-def test_the_text_of_the_aggregation():
-    assert Aggregation.from_text("secure:bound=100") == FixedPointMean(bound=100.0)
-    assert Aggregation.from_text(FixedPointMean(2.5, 4).text) == FixedPointMean(2.5, 4)
-
-
-def test_chunks_threads_and_a_resume_change_no_bit(tmp_path):
-    aggregation, method = FixedPointMean(bound=100.0), fp.SCAFFOLD(S=6, K=3, eta_l=0.1)
-    whole = run(method, aggregation)
-    assert whole.same(run(method, aggregation, chunk=2, threads=2))
-    out = {"out": tmp_path / "run", "seed": 3}
-    options = fp.RunOptions(aggregation=aggregation)
-    fp.simulate(PROBLEM, method, rounds=10, options=options, **out)
-    options = fp.RunOptions(aggregation=aggregation, resume=True)
-    assert fp.simulate(PROBLEM, method, rounds=20, options=options, **out).same(whole)
-
-
 def test_eight_bytes_are_counted_for_every_number():
     method = fp.FedAvg(S=6, K=3)
     history = run(method, FixedPointMean(bound=10.0), rounds=5)
+    assert run(fp.FedAvg(S=2), FixedPointMean(bound=10.0, least=2), rounds=3).last("round") == 3
     assert history.last("bytes_up") == 5 * 6 * 8 * PROBLEM.d
     assert history.last("bits_up") == 8 * history.last("bytes_up")
 
@@ -168,9 +133,6 @@ def test_exact_methods_reach_the_optimum_as_with_the_mean(name):
     assert fixed.stop_reason is StopReason.FINISHED
     np.testing.assert_allclose(fixed.x, plain.x, rtol=0, atol=1e-9)
     assert not fixed.same(plain)
-
-
-def test_most_methods_are_among_them():
     assert len(PLAIN) >= 25
 
 

@@ -63,18 +63,9 @@ def test_methods_without_one_refuse_in_a_sentence(run):
 
 
 def test_the_command_line_and_provenance(run, tmp_path):
-    small = (
-        "run",
-        "fedavg-training",
-        "--data",
-        "census:rows=200",
-        "--clients",
-        "8",
-        "--rounds",
-        "5",
-    )
-    chosen = ("--S", "3", "--K", "2", "--client-optimizer", "momentum:0.9+clip:1")
-    assert run(*small, *chosen, "--out", "first")[0] == 0
+    words = "run fedavg-training --data census:rows=200 --clients 8 --rounds 5 --S 3 --K 2"
+    chosen = "--client-optimizer momentum:0.9+clip:1 --out first"
+    assert run(*words.split(), *chosen.split())[0] == 0
     history = fp.History.load(tmp_path / "first" / "history.jsonl")
     assert history.meta["method"]["client_optimizer"] == "momentum:0.9+clip:1"
     method = fp.LocalTraining(S=3, K=2, client_optimizer=Momentum(0.9, clip=1))
@@ -98,15 +89,6 @@ def test_epochs_on_the_command_line(run, tmp_path):
     code, _, err = run("run", "fedavg-training", *small, "--epochs", "2", "--K", "5")
     assert code != 0
     assert "give K or epochs, not both" in err
-    terms = (
-        "--S",
-        "3",
-        "--K",
-        "4",
-        "--seeds",
-        "1",
-        "--methods",
-        "fedavg-training:epochs=2,fedavg:K=2",
-    )
-    code, _, err = run("compare", *small, *terms)
+    terms = "--S 3 --K 4 --seeds 1 --methods fedavg-training:epochs=2,fedavg:K=2"
+    code, _, err = run("compare", *small, *terms.split())
     assert code == 0, err

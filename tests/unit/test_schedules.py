@@ -241,18 +241,6 @@ def test_the_command_line_takes_schedules(run, tmp_path):
     assert "did you mean 'cosine'" in err
 
 
-def test_a_comparison_and_a_search_take_schedules(run):
-    small = ("--data", "census:rows=200", "--clients", "8", "--rounds", "20", "--seeds", "1")
-    methods = "fedavg:eta_l=warmup:3:cosine:0.1:20:K=2,fedavg:K=2:eta_l=0.1"
-    code, out, err = run("compare", *small, "--S", "3", "--methods", methods)
-    assert code == 0, err
-    assert "warmup:3:cosine:0.1:20" in out
-    words = ("tune", "fedavg", *small, "--target", "0.5", "--K", "2", "--held-out-seeds", "1")
-    code, out, err = run(*words, "--search", "eta_l=cosine:0.1:20,step:0.1:5")
-    assert code == 0, err
-    assert "cosine:0.1:20" in out
-
-
 def test_tuning_scales_a_schedule_and_a_sweep_varies_it():
     method = fp.FedAvg(S=4, K=2, b=None, eta_l=Cosine(0.01, 30))
     options = {"target": 0.05, "rounds": 60, "seeds": 1, "held_out_seeds": 1, "fixed_grid": True}

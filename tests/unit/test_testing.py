@@ -20,48 +20,31 @@ class Undeclared(fp.FedAvg):
     messages: ClassVar[dict[Any, Any]] = {}
 
 
-class IntegerReplies(fp.FedAvg):
-    def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Move(reply.dy.astype(np.int8)), None
-
-
-class TooFewRows(fp.FedAvg):
-    def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Move(reply.dy[:2]), None
-
-
-class Flat(fp.FedAvg):
-    def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Move(reply.dy[0]), None
-
-
-class Lists(fp.FedAvg):
-    def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Move(reply.dy.tolist()), None
-
-
 Other = namedtuple("Other", ["dy"])
 
 
-class OtherType(fp.FedAvg):
+def replies(name, change):
+    """Return FedAvg under another name, whose reply is change(dy), dy (n, d)."""
+
     def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Other(reply.dy), None
+        reply, _ = fp.FedAvg.client(self, message, oracle, client_state)
+        return change(reply.dy), None
+
+    return type(name, (fp.FedAvg,), {"client": client})
+
+
+WRONG_REPLIES = {
+    replies("IntegerReplies", lambda dy: Move(dy.astype(np.int8))): "int8 instead of float64",
+    replies("TooFewRows", lambda dy: Move(dy[:2])): r"shape \(2, 4\) instead of \(4, 4\)",
+    replies("Flat", lambda dy: Move(dy[0])): r"shape \(4,\) instead of \(4, 4\)",
+    replies("Lists", lambda dy: Move(dy.tolist())): "dy as a list instead of an array",
+    replies("OtherType", Other): "is a Other instead of a Move",
+}
 
 
 class NoPair(fp.FedAvg):
     def client(self, message, oracle, client_state):
         return super().client(message, oracle, client_state)[0]
-
-
-class MixesClients(fp.FedAvg):
-    def client(self, message, oracle, client_state):
-        reply, _ = super().client(message, oracle, client_state)
-        return Move(reply.dy - reply.dy.mean(axis=0)), None
 
 
 class ServerInPlace(fp.FedAvg):
@@ -137,18 +120,14 @@ class KeepsInPlace(fp.SCAFFOLD):
 
 
 BROKEN = {
-    SendsModels: "up=natural: from the common optimum .* compress only what vanishes",
-    KeepsTheMean: "the state's c of client 1 depends on who else is called",
-    KeepsInPlace: "the client state is changed in place",
-    Undeclared: "messages must map message types to reply types",
-    IntegerReplies: "the reply to Model has dy of type int8 instead of float64",
-    TooFewRows: r"the reply to Model has dy of shape \(2, 4\) instead of \(4, 4\)",
-    Flat: r"the reply to Model has dy of shape \(4,\) instead of \(4, 4\)",
-    Lists: "the reply to Model has dy as a list instead of an array",
-    OtherType: "the reply to Model is a Other instead of a Move",
+    **WRONG_REPLIES,
     NoPair: r"must return \(reply, client_state\), not Move",
-    MixesClients: "depends on who else is called",
-    OwnRandomness: "run twice with the same seed, the model differs after round 0",
+    SendsModels: "up=natural: from the common optimum .* compress only what vanishes",
+    KeepsTheMean: "c of client 1 depends on who else is called",
+    KeepsInPlace: "the client state is changed in place",
+    Undeclared: "messages must map message types",
+    replies("MixesClients", lambda dy: Move(dy - dy.mean(axis=0))): "depends on who else is called",
+    OwnRandomness: "the model differs after round 0",
     HiddenState: "run twice with the same seed, the model differs",
     InPlace: "is changed in place",
     ServerInPlace: "the server's state is changed in place",
@@ -169,7 +148,7 @@ def test_a_broken_method_is_named_with_its_fault(kind):
     assert "FAILS" in str(report)
 
 
-@pytest.mark.parametrize("kind", [IntegerReplies, TooFewRows, Flat, Lists, OtherType, NoPair])
+@pytest.mark.parametrize("kind", [*WRONG_REPLIES, NoPair], ids=lambda kind: kind.__name__)
 def test_undeclared_replies_are_refused_in_one_line_by_the_simulator(kind):
     problem = fp.Quadratic.random(8, 5, 4, seed=3)
     with pytest.raises(fp.InputError, match=kind.__name__) as caught:

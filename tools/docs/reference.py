@@ -10,14 +10,14 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         [
             "engine.simulate.simulate", "runs.spec.RunOptions", "runs.spec.RunSpec",
             "studies.sweep.sweep", "engine.simulate.Simulation", "engine.stopping.Stop",
-            "core.target.Target", "runs.store.RunStore",
+            "core.columns.Target", "runs.store.RunStore",
         ],
     ),
     "history": (
         "History", "The record of a run, and many runs as one table.",
         [
             "runs.history.History", "runs.frame.Runs", "report.titles.by_method",
-            "core.columns.COLUMNS", "core.columns.Cost", "core.target.Target",
+            "core.columns.COLUMNS", "core.columns.Cost", "core.columns.Target",
         ],
     ),
     "methods": (
@@ -102,7 +102,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
          "engine.aggregation", "engine.fixed_point", "engine.outliers", "engine.privacy"],
     ),
     "types": (
-        "Types", "Protocols, types and errors.", ["core.types", "core.target", "core.errors"],
+        "Types", "Protocols, types and errors.", ["core.types", "core.columns", "core.errors"],
     ),
     "engines": (
         "For engines", "The parts of an engine of your own.",
@@ -114,7 +114,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     "draws": (
         "Random numbers and sums",
         "Random numbers as pure functions, and sums in client order.",
-        ["core.random", "core.aggregate"],
+        ["core.random", "core.messages.add_rows", "core.messages.mean_rows"],
     ),
     "plots": (
         "Plots and reports", "Curves, tables and pages from histories.",

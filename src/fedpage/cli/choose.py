@@ -14,7 +14,7 @@ from fedpage.cli.options import Document, RunConfig
 from fedpage.cli.plan import LinkConfig
 from fedpage.cli.run_config import write_run_command
 from fedpage.cli.tune import SearchConfig
-from fedpage.core.target import Target
+from fedpage.core.columns import Target
 from fedpage.data.registry import DATASETS
 from fedpage.problems import LinearModel
 from fedpage.report.tables import Table

@@ -13,7 +13,7 @@ import typer
 from fedpage.cli import options
 from fedpage.cli.compare import CompareCommand, CompareConfig, CompareFiles, execute
 from fedpage.cli.options import Document
-from fedpage.core.target import Target
+from fedpage.core.columns import Target
 from fedpage.runs.config import ProblemConfig, setting
 
 _OUT = Path("demo-report")

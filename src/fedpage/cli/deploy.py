@@ -19,8 +19,8 @@ from fedpage.cli.common import prepare_out
 from fedpage.cli.options import Document
 from fedpage.cli.output import describe_runs, print_summary
 from fedpage.cli.watch import watch
+from fedpage.core.columns import Target
 from fedpage.core.errors import InputError
-from fedpage.core.target import Target
 from fedpage.report.watch import FollowedRun
 from fedpage.runs.config import field_values, setting
 from fedpage.runs.history import History

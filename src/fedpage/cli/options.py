@@ -15,8 +15,7 @@ import numpy as np
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from fedpage.core.columns import RecordEvery
-from fedpage.core.target import Target
+from fedpage.core.columns import RecordEvery, Target
 from fedpage.data.partition import usage
 from fedpage.data.registry import DATASETS
 from fedpage.engine.devices import Devices

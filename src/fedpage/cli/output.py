@@ -15,9 +15,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fedpage.cli.options import Document
-from fedpage.core.columns import COLUMNS, Cost, describe_column, explain_epsilon
+from fedpage.core.columns import COLUMNS, Cost, Target, describe_column, explain_epsilon
 from fedpage.core.metrics import row_metrics
-from fedpage.core.target import Target
 from fedpage.problems import LinearModel
 from fedpage.report import page, plots, summary
 from fedpage.report.tables import Table

@@ -1,8 +1,16 @@
 """Optional abilities of problems and oracles, as protocols that an engine asks for.
 
 A problem needs only `fedpage.core.types.Problem`. Whatever offers more, such as client by client
-evaluation or vectors on a graphics processor, has the properties or methods of a protocol here.
-An attribute `clients_at_once` limits how many clients compute at once, if memory is short.
+evaluation or vectors on a graphics processor, has the properties or methods of a protocol here, or
+one of these:
+
+- `clients_at_once`, the most clients that compute at once, if memory is short;
+- `convex`, whether f is known to be convex, and `x0`, its own start (d,) or None;
+- `mean_labels()`, the mean label of each client (N,), for faults that depend on labels;
+- `evaluate_held_out(x)`, the held_out_loss and held_out_METRIC of x (d,), {} without such rows;
+- `start_digest`, of a model with its initial parameters, its loss and its dtype;
+- of an oracle, `count_each()`, the row gradients of each called client so far (n,), which simulated
+  time needs.
 """
 
 from __future__ import annotations
@@ -18,14 +26,6 @@ from fedpage.core.types import Batch, DType, Ints, Oracle, Problem, Vector
 
 
 @runtime_checkable
-class CountsEachClient(Protocol):
-    """An oracle that knows which client computed how many gradients; simulated time needs it."""
-
-    def count_each(self) -> Ints:
-        """Return the row gradients that each called client has computed so far, (n,)."""
-
-
-@runtime_checkable
 class EpochOracle(Oracle, Protocol):
     """An oracle that can pass over all rows of its clients in minibatches."""
 
@@ -38,14 +38,6 @@ class EpochOracle(Oracle, Protocol):
         The last batch of a pass may be smaller. A client that has passed its rows has no rows in
         its batch.
         """
-
-
-@runtime_checkable
-class HasLabels(Protocol):
-    """A problem whose clients' rows have labels."""
-
-    def mean_labels(self) -> Vector:
-        """Return the mean label of each client, (N,)."""
 
 
 @runtime_checkable
@@ -81,22 +73,6 @@ class NodeProblem(Problem, ClientEvaluator, Protocol):
 
     def rescale(self, factor: float) -> Self:
         """Return the problem with every client's objective multiplied by a factor."""
-
-
-@runtime_checkable
-class ModelProblem(HasCode, Protocol):
-    """A problem with its own model, such as a TorchProblem."""
-
-    start_digest: str
-    """Digest of the model, its initial parameters, the loss and the dtype."""
-
-
-@runtime_checkable
-class HeldOutEvaluator(Protocol):
-    """A problem with held-out rows, which no client has."""
-
-    def evaluate_held_out(self, x: Vector) -> Mapping[str, float]:
-        """Return held_out_loss and held_out_METRIC of x (d,); {} without held-out rows."""
 
 
 @runtime_checkable

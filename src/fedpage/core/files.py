@@ -28,18 +28,6 @@ def check_file(path: str | os.PathLike[str]) -> Path:
     return file
 
 
-def put(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a file so that after a crash it is complete and on the disk, or unchanged.
-
-    Args:
-        path: The file; an existing one is replaced.
-        data: All of its bytes.
-        private: Whether only its owner can read it, whatever the umask.
-    """
-    replace_file(path, data, private=private, is_durable=True)
-    sync_folder(path.parent)
-
-
 def sync_folder(folder: Path) -> None:
     """Wait until the names of a directory's files are on the disk."""
     if sys.platform == "win32":
@@ -51,16 +39,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def replace_file(
-    path: Path, data: bytes, *, private: bool = False, is_durable: bool = False
-) -> None:
-    """Replace a file as a whole, so that readers see its old bytes or its new ones.
+def put(path: Path, data: bytes, *, private: bool = False, is_durable: bool = True) -> None:
+    """Write a file as a whole, so that readers see its old bytes or its new ones.
 
     Args:
-        path: The file.
+        path: The file; an existing one is replaced.
         data: All of its bytes.
         private: Whether only its owner can read it, whatever the umask.
-        is_durable: Whether to wait until the bytes are on the disk.
+        is_durable: Whether to wait until the bytes are on the disk, so that a crash leaves the old
+            file or the new one, too.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -70,6 +57,8 @@ def replace_file(
                 stream.flush()
                 os.fsync(stream.fileno())
         os.replace(scratch, path)
+        if is_durable:
+            sync_folder(path.parent)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise

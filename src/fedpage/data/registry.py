@@ -16,7 +16,7 @@ import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import check_file as check_path
-from fedpage.core.files import replace_file
+from fedpage.core.files import put
 from fedpage.core.spec import Registry, parse
 from fedpage.core.types import Vector
 from fedpage.core.validate import choice, flag
@@ -353,7 +353,7 @@ def _parse(path: Path, features: int | None, one_based: bool) -> tuple[Vector, S
         buffer = io.BytesIO()
         np.savez(buffer, y=y, **matrix._asdict())
         stored.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(stored, buffer.getvalue())
+        put(stored, buffer.getvalue(), is_durable=False)
     return y, matrix
 
 

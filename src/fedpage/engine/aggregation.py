@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from fedpage.codecs.message_codec import MessageSize
 from fedpage.core import validate
-from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.messages import Layout
+from fedpage.core.messages import Layout, add_rows, mean_rows
 from fedpage.core.spec import parse
 from fedpage.core.types import AnyMethod, Vector
 from fedpage.runs.config import structure

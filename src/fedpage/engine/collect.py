@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpage.callbacks.base import Event, Slowest
 from fedpage.codecs.message_codec import MessageSize
-from fedpage.core.aggregate import add_rows
+from fedpage.core.messages import add_rows
 from fedpage.core.types import Call, ClientStateT, Draws, Ints, MessageT, Replies, ReplyT, Vector
 from fedpage.engine.aggregation import Accumulator, Aggregation
 from fedpage.engine.outliers import OutlierCheck

@@ -298,7 +298,7 @@ class Clock:
 
 def check_time(cost: str | Cost, devices: Devices | None) -> None:
     """Raise an InputError for simulated seconds as a cost or a budget without devices."""
-    if devices is None and Cost.parse(cost).is_simulated_time:
+    if devices is None and Cost.parse(cost).counts(SIMULATED):
         raise InputError(
             f"{SIMULATED} needs devices: --devices phones, or devices=Devices('phones') in Python"
         )

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpage.core import validate
-from fedpage.core.capabilities import HasLabels
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import check_seed, normal_per_client, uniform_per_client
@@ -200,7 +199,7 @@ def _rates_by_rank(faults: Faults, problem: Problem) -> Vector:
     """Return dropout rates (N,) that rise evenly with the rank of a property of clients' data."""
     if faults.tied == "size":
         order = np.asarray(-problem.sizes, dtype=np.float64)
-    elif isinstance(problem, HasLabels):
+    elif hasattr(problem, "mean_labels"):
         order = problem.mean_labels()
     else:
         raise InputError(

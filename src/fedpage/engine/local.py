@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedpage.codecs.base import IDENTITY
 from fedpage.codecs.message_codec import NO_RANKS, MessageCodec, MessageSize, Ranks
-from fedpage.core.capabilities import CountsEachClient, DeviceArrays
+from fedpage.core.capabilities import DeviceArrays
 from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, field_names, layout_of
 from fedpage.core.types import (
@@ -205,7 +205,7 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if kept is not None and not kept.matches(states, n):
                 raise InputError(self._describe_fault(message, (replies, states), n))
         if self._clock is not None:
-            if not isinstance(oracle, CountsEachClient):
+            if not hasattr(oracle, "count_each"):
                 raise InputError(
                     f"devices: {type(oracle).__name__} does not count the gradients of each "
                     "client; add a method count_each, or leave out the devices"

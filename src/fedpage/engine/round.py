@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 import numpy as np
 
 from fedpage.callbacks.base import Event, Slowest
-from fedpage.core.aggregate import add_rows, mean_rows
 from fedpage.core.capabilities import DeviceArrays, to_device, to_host
+from fedpage.core.messages import add_rows, mean_rows
 from fedpage.core.random import RoundDraws, check_seed
 from fedpage.core.types import Call, ClientStateT, Draws, MessageT, Method, ReplyT, StateT, Vector
 from fedpage.engine.aggregation import Aggregation, Mean

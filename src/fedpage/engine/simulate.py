@@ -15,7 +15,6 @@ from fedpage.codecs.message_codec import MessageCodec, MessageSize
 from fedpage.core.capabilities import (
     ClientEvaluator,
     HasCode,
-    HeldOutEvaluator,
     device_arrays_of,
     dtype_of,
     to_host,
@@ -132,7 +131,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         if isinstance(problem, ClientScoring):
             record |= problem.combine_clients(parts)
             record |= problem.compare_with_reference(x, record["loss"])
-        if isinstance(problem, HeldOutEvaluator):
+        if hasattr(problem, "evaluate_held_out"):
             record |= problem.evaluate_held_out(x)
         return record
 

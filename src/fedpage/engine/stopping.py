@@ -10,11 +10,10 @@ from typing import Any
 
 from fedpage.callbacks.base import Stopped
 from fedpage.core import validate
-from fedpage.core.columns import Cost, read_column
+from fedpage.core.columns import Cost, Stretch, Target, TargetLike, read_column
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.metrics import EVALUATED, METRICS, higher_is_better
-from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import Problem, StopReason
 from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.history import is_complete

@@ -16,8 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+from fedpage.core.columns import Target
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod
 from fedpage.engine.policy import Policy
 from fedpage.engine.stopping import Stop

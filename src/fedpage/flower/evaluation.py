@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from fedpage.core.aggregate import mean_rows
 from fedpage.core.errors import InputError
+from fedpage.core.messages import mean_rows
 from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
 from fedpage.core.types import DType, Ints, Vector
 from fedpage.engine.outliers import ClientNorms

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedpage.core.capabilities import ModelProblem, NodeProblem
+from fedpage.core.capabilities import HasCode, NodeProblem
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Problem
 from fedpage.data import load
@@ -167,7 +167,7 @@ def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> tupl
 
 def problem_digest(problem: Problem) -> str:
     """Return a digest of what must be equal everywhere: the problem's code and a model's start."""
-    if not isinstance(problem, ModelProblem):
+    if not isinstance(problem, HasCode) or not hasattr(problem, "start_digest"):
         return class_digest(type(problem))
     classes = [type(problem), *(cls for _, cls in sorted(problem.code.items()))]
     words = [problem.start_digest, *map(code_digest, classes)]

@@ -172,7 +172,7 @@ class PassStartFedPAGE(FedPAGE):
         """Join the gradients of a pass, or set g as FedPAGE does; move along g."""
         mean, seen = replies.mean, passes.next_seen(state.seen, replies)
         if isinstance(mean, passes.InPass):
-            g = passes.join(state.g, mean, passes.share(replies, seen))
+            g = passes.join(state.g, replies, seen)
         else:
             g = state.g + mean.y if isinstance(mean, Difference) else mean.g
         return PassState(state.x - self.eta_g * g, state.x, g, seen)

@@ -2,7 +2,7 @@
 
 Each function takes the class and the problem, whose constants of smoothness enter, and
 hyper-parameters of the method such as S and the codec `up`. The formulas, their bounds,
-and what is known of them are in `steps.py` and `table_steps.py`.
+and what is known of them are in `steps.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from fedpage.core import validate
 from fedpage.core.capabilities import dtype_of
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, HyperParameter, Problem, Smoothness
-from fedpage.methods import steps, table_steps
+from fedpage.methods import steps
 from fedpage.methods.base import BaseMethod, find_theorem, theorem
 from fedpage.methods.cofig import COFIG, DIANA
 from fedpage.methods.dasha import DASHA, DASHAPP
-from fedpage.methods.ef21 import EF21, EF21PP, EF21SGDM
-from fedpage.methods.ef21_bc import EF21BC
+from fedpage.methods.ef21 import EF21, EF21BC, EF21PP, EF21SGDM
 from fedpage.methods.feddyn import FedDyn
 from fedpage.methods.fedpage import FedPAGE
 from fedpage.methods.frecon import FRECON
@@ -190,7 +189,7 @@ def cofig(
     """Return COFIG or SAGA with the nonconvex step, or the convex one; L = max L_i."""
     method = cls(S=S, up=up)
     L, omega = _smoothness(method, problem).client, method.omega(problem.d)
-    step = table_steps.cofig_convex if convex else table_steps.cofig_nonconvex
+    step = steps.cofig_convex if convex else steps.cofig_nonconvex
     return replace(method, eta=step(L, problem.N, S, omega))
 
 
@@ -209,10 +208,10 @@ def diana(
     method, N = cls(up=up), problem.N
     L, omega = _smoothness(method, problem).client, method.omega(problem.d)
     if mu is None:
-        return replace(method, eta=table_steps.diana_nonconvex(L, N, omega))
+        return replace(method, eta=steps.diana_nonconvex(L, N, omega))
     validate.positive(cls.name, "mu", mu)
     a = method.rate(problem.d)
-    eta = table_steps.diana_strongly_convex(L, mu, N, omega, a)
+    eta = steps.diana_strongly_convex(L, mu, N, omega, a)
     return replace(method, eta=eta)
 
 
@@ -223,7 +222,7 @@ def zerosarah(
     """Return ZeroSARAH with its nonconvex step; L is the clients' average."""
     method = cls(S=S, lam=lam)
     L = _smoothness(method, problem).average
-    return replace(method, eta=table_steps.zerosarah_nonconvex(L, problem.N, S, lam))
+    return replace(method, eta=steps.zerosarah_nonconvex(L, problem.N, S, lam))
 
 
 @theorem(FRECON)
@@ -233,7 +232,7 @@ def frecon(
     """Return FRECON with its nonconvex step; L is the clients' average."""
     method = cls(S=S, up=up)
     L, omega = _smoothness(method, problem).average, method.omega(problem.d)
-    return replace(method, eta=table_steps.frecon_nonconvex(L, problem.N, S, omega))
+    return replace(method, eta=steps.frecon_nonconvex(L, problem.N, S, omega))
 
 
 def _contraction(method: BaseMethod, codec: Codec, d: int) -> float:
@@ -257,7 +256,7 @@ def _ef21(method: EF21, problem: Problem) -> tuple[float, float, float]:
 def ef21(cls: type[EF21], problem: Problem, *, up: _Codec = IDENTITY) -> EF21:
     """Return EF21 with the step of Theorem 1, for a nonconvex f."""
     method = cls(up=up)
-    return replace(method, eta=table_steps.ef21_nonconvex(*_ef21(method, problem)))
+    return replace(method, eta=steps.ef21_nonconvex(*_ef21(method, problem)))
 
 
 @theorem(EF21PP)
@@ -270,7 +269,7 @@ def ef21_pp(
     """
     method = cls(S=S, up=up)
     L, average, alpha = _ef21(method, problem)
-    eta = table_steps.ef21_nonconvex(L, average, S / problem.N * alpha)
+    eta = steps.ef21_nonconvex(L, average, S / problem.N * alpha)
     return replace(method, eta=eta)
 
 
@@ -296,12 +295,12 @@ def ef21_bc(
     up: _Codec = IDENTITY,
     down: _Codec = IDENTITY,
 ) -> EF21BC:
-    """Return EF21-BC with the step of `table_steps.ef21_bc_nonconvex`."""
+    """Return EF21-BC with the step of `steps.ef21_bc_nonconvex`."""
     method, d = cls(up=up, down=down), problem.d
     L = _smoothness(method, problem)
     alphas = [_contraction(method, codec, d) for codec in (method.up, method.down)]
     return replace(
-        method, eta=table_steps.ef21_bc_nonconvex(L.whole, L.average, *alphas)
+        method, eta=steps.ef21_bc_nonconvex(L.whole, L.average, *alphas)
     )
 
 
@@ -322,7 +321,7 @@ def dasha_pp(
 def _dasha(method: DASHA, problem: Problem) -> DASHA:
     L, N, omega = _smoothness(method, problem), problem.N, method.omega(problem.d)
     S = method.participants(N)
-    eta = table_steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
+    eta = steps.dasha_nonconvex(L.whole, L.average, N, S, omega)
     return replace(method, eta=eta)
 
 

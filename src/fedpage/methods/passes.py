@@ -109,19 +109,15 @@ def next_seen(seen: Flags, replies: Replies[Any]) -> Flags:
     return seen
 
 
-def share(replies: Replies[Any], seen: Flags) -> float:
-    """Return the share of a round's clients among all that the pass has had."""
-    return replies.count / int(seen.sum())
-
-
-def join(g: Vector, mean: InPass, share: float) -> Vector:
+def join(g: Vector, replies: Replies[InPass], seen: Flags) -> Vector:
     """Return the pass's mean gradient at x, with the new clients in it.
 
     Args:
         g: The mean over the clients that the pass had before, at x_prev.
-        mean: The mean reply of the new clients.
-        share: The new clients among all that the pass has had.
+        replies: The replies of the new clients.
+        seen: All clients that the pass has had, the new ones included.
     """
+    mean, share = replies.mean, replies.count / int(seen.sum())
     moved = g + mean.y if isinstance(mean, PassReply) else g
     return (1 - share) * moved + share * mean.g
 

@@ -174,7 +174,7 @@ class SecantPAGE(BaseMethod):
         if isinstance(mean, Difference):
             fresh = state.fresh + mean.y
         else:
-            fresh = passes.join(state.fresh, mean, passes.share(replies, seen))
+            fresh = passes.join(state.fresh, replies, seen)
         if isinstance(mean, Difference | PassReply):
             state, g = self._learn(state, mean.y), g + mean.y
         if state.passes == 0 and isinstance(mean, passes.InPass):

@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedpage.core.columns import Cost
-    from fedpage.core.target import TargetLike
+    from fedpage.core.columns import Cost, TargetLike
     from fedpage.runs.history import History
 
 
@@ -54,8 +53,8 @@ def write_report(
     ...     fp.report(history, f"{folder}/report.html").name
     'report.html'
     """
+    from fedpage.core.columns import Target
     from fedpage.core.errors import InputError, short_repr
-    from fedpage.core.target import Target
     from fedpage.report.page import write_runs
     from fedpage.report.summary import held_value
     from fedpage.report.titles import by_method

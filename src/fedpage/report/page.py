@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fedpage.core.columns import AXES, COLUMNS, Cost, describe_column, list_axes
+from fedpage.core.columns import AXES, COLUMNS, Cost, Target, TargetLike, describe_column, list_axes
 from fedpage.core.display import format_number
-from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Vector
 from fedpage.report import summary
 from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedpage.core.columns import Cost, describe_column
-from fedpage.core.target import Target, TargetLike
+from fedpage.core.columns import Cost, Target, TargetLike, describe_column
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History

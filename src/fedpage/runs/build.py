@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedpage.core import spec
+from fedpage.core.columns import Target
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.files import import_object
 from fedpage.core.metrics import METRICS, find_quantile
-from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, HyperParameter
 from fedpage.data import Dataset, load
 from fedpage.data.files import table_suffix

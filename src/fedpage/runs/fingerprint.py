@@ -183,7 +183,7 @@ def code_digest(cls: Code) -> str:
     if isinstance(cls, Schedule):
         own = {"class": code_digest(type(cls)), "function": getattr(cls, "digest", "")}
         return digest({**own, **{n: code_digest(each) for n, each in schedules_of(cls).items()}})
-    files = [PACKAGE / "core" / "random.py", PACKAGE / "core" / "aggregate.py"]
+    files = [PACKAGE / "core" / "random.py", PACKAGE / "core" / "messages.py"]
     if issubclass(cls, Codec):
         files += (PACKAGE / "codecs").glob("*.py")
     return source_digest(cls, files)

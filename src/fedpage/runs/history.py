@@ -17,12 +17,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpage.core.columns import ALIASES, DERIVED, MEASURED, Cost, describe_column, read_column
+from fedpage.core.columns import (
+    ALIASES,
+    DERIVED,
+    MEASURED,
+    MORE_RECORDS,
+    Cost,
+    Stretch,
+    Target,
+    TargetLike,
+    describe_column,
+    read_column,
+)
 from fedpage.core.display import format_number, html_table
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.files import put
 from fedpage.core.metrics import higher_is_better
-from fedpage.core.target import MORE_RECORDS, Stretch, Target, TargetLike
 from fedpage.core.types import StopReason
 from fedpage.runs.history_file import (
     EventRow,

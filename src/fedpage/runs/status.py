@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedpage.core.files import replace_file
+from fedpage.core.files import put
 
 _NAME = "status.json"
 
@@ -66,7 +66,7 @@ def write_status(folder: Path, status: RunStatus) -> None:
     """Write the status to a run directory, if the file system allows it."""
     status.written = time.time()
     with suppress(OSError):
-        replace_file(folder / _NAME, msgspec.json.encode(status))
+        put(folder / _NAME, msgspec.json.encode(status), is_durable=False)
 
 
 def read_status(folder: Path) -> RunStatus | None:

@@ -9,9 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from fedpage.core.columns import Cost, describe_column
+from fedpage.core.columns import Cost, Target, TargetLike, describe_column
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.target import Target, TargetLike
 from fedpage.report.summary import end_value
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.target import Target
 from fedpage.core.types import AnyMethod, HyperParameter
 from fedpage.methods import MethodEntry
 from fedpage.methods.fair import at_step

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedpage.codecs import IDENTITY, Codec, as_codec
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, Target, TargetLike
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.target import Target, TargetLike
 from fedpage.core.types import Problem
 from fedpage.core.validate import check_whole
 from fedpage.report.summary import format_cost, format_duration

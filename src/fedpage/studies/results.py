@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedpage.core.columns import AXES, Cost
+from fedpage.core.columns import AXES, Cost, Target
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import put
-from fedpage.core.target import Target
 from fedpage.report.bands import Summary
 from fedpage.report.figure_file import find_tex, write_figure
 from fedpage.report.page import Page

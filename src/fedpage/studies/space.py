@@ -18,7 +18,7 @@ import numpy as np
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.capabilities import dtype_of
-from fedpage.core.columns import Cost
+from fedpage.core.columns import SIMULATED, Cost
 from fedpage.core.errors import InputError
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.methods.schedules import Schedule, effective_step, with_step
@@ -195,7 +195,7 @@ def search_space(
 
 def counts_bytes(cost: Cost) -> bool:
     """Return True if a cost counts bytes, bits or their time, so that codecs can lower it."""
-    return cost.is_simulated_time or any(
+    return cost.counts(SIMULATED) or any(
         name.startswith(("bytes", "bits")) for name, _ in cost.terms
     )
 

@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from fedpage.core.capabilities import HasCode, is_convex
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, Stretch, Target, TargetLike
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.target import Stretch, Target, TargetLike
 from fedpage.core.types import AnyMethod, Problem, StopReason, Vector
 from fedpage.core.validate import as_number, check_whole
 from fedpage.engine.devices import Devices, check_time
@@ -189,7 +188,7 @@ def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> N
             simulated seconds and there are no devices.
     """
     check_time(cost, devices)
-    if cost.is_estimated and not link.given:
+    if cost.counts("seconds") and not link.given:
         raise InputError(
             "cost 'seconds' needs at least one of latency, uplink, downlink or seconds per gradient"
         )

@@ -14,9 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from statistics import median
 
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, TargetLike
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.target import TargetLike
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices

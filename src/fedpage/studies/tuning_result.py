@@ -329,7 +329,7 @@ def write_page(
     if lines:
         tables.append(Table.of_texts(["eliminated", "methods"], lines, found.effort))
     axes = list_axes(run.columns for run in runs)
-    axes = axes if question.cost.is_estimated else (question.cost.name, *axes)
+    axes = axes if question.cost.counts("seconds") else (question.cost.name, *axes)
     settings = {
         "problem": runs[0].meta.get("problem", {}),
         "target": str(question.target),

@@ -11,10 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedpage.core.columns import Cost
+from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
-from fedpage.core.target import Target
 from fedpage.methods.registry import describe_method
 from fedpage.runs.fingerprint import digest, method_digest, result_key
 from fedpage.studies.claims import TunedCurve
