@@ -504,7 +504,7 @@ def test_tune_on_the_command_line_searches_all_that_is_not_given(tuned, more, te
         ("fedpage --S 5000", "cannot sample"),
         ("fedpage --jobs 0", "Invalid value for '--jobs'"),
         ("fedpage --seeds 0", "seeds must be"),
-        ("fedpage --record-every log", "--record-every must be"),
+        ("fedpage --record-every log", "must be a whole number of at least 1"),
     ],
 )
 def test_wrong_options_are_refused(refused, words, what):
