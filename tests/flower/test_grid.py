@@ -65,13 +65,16 @@ def test_history_equals_the_simulator_for_objectives_and_weights(
     assert federate(**changes).history.same(simulated(**changes))
 
 
-def test_softmax_equals_the_simulator(federate, simulated):
+@pytest.mark.parametrize("method", [name for name in fp.METHODS if not fp.METHODS[name].preset])
+def test_softmax_equals_the_simulator(federate, simulated, method):
     """Clients of a label shard have few of the ten classes, and still ten outputs."""
     changes = {
         "data": "digits:classes=10",
         "partition": "label-shards",
+        "rounds": 4,
         "objective": "softmax-l2",
-        "hyper": "S=3 K=3 eta_g=0.2 p=0.4",
+        "method": method,
+        "hyper": small(method),
     }
     history = federate(**changes).history
     assert history.same(simulated(**changes))
