@@ -115,12 +115,12 @@ if TYPE_CHECKING:
     from fedpage.report import Report as Report
     from fedpage.report.partition_plot import plot_partition as plot_partition
     from fedpage.report.plots import plot as plot
+    from fedpage.report.rank_plot import plot_critical_difference as plot_critical_difference
     from fedpage.runs.frame import Runs as Runs
     from fedpage.runs.history import History as History
     from fedpage.runs.spec import RunOptions as RunOptions
     from fedpage.studies.comparison import table as table
     from fedpage.studies.plan import plan as plan
-    from fedpage.studies.ranks import plot_critical_difference as plot_critical_difference
     from fedpage.studies.ranks import rank_over_problems as rank_over_problems
     from fedpage.studies.study import Study as Study
     from fedpage.studies.sweep import sweep as sweep
@@ -153,13 +153,14 @@ _EXPORTS = {
     "fedpage.studies.sweep": "sweep",
     "fedpage.studies.comparison": "table",
     "fedpage.studies.plan": "plan",
-    "fedpage.studies.ranks": "plot_critical_difference rank_over_problems",
+    "fedpage.studies.ranks": "rank_over_problems",
     "fedpage.studies.tuning": "choose tune",
     "fedpage.studies.tuning_result": "Tuning",
     "fedpage.engine.stopping": "Stop",
     "fedpage.core.columns": "Target",
     "fedpage.report.partition_plot": "plot_partition",
     "fedpage.report.plots": "plot",
+    "fedpage.report.rank_plot": "plot_critical_difference",
     "fedpage.runs.frame": "Runs",
     "fedpage.runs.history": "History",
     "fedpage.runs.spec": "RunOptions",

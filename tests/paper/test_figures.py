@@ -149,7 +149,7 @@ def test_reproduce_on_the_command_line(run, tmp_path):
     [
         (("reproduce",), "name a figure"),
         (("reproduce", "comparison/a9a"), "did you mean 'comparison/a9a-robust'"),
-        (("reproduce", "all", "--seeds", "0"), "at least 1"),
+        (("reproduce", "all", "--seeds", "0"), "--seeds"),
         (("reproduce", "comparison/a9a-robust", "--data", "nope"), "unknown data set"),
         (("reproduce", "comparison/a9a-robust", "--tune", "--data", "census"), "only local-steps"),
     ],

@@ -86,7 +86,8 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Statistics and tables",
         "Comparisons of methods over seeds and over problems, and tables of them.",
         [
-            "studies.comparison", "studies.statistics", "studies.ranks", "report.tables",
+            "studies.comparison", "studies.statistics", "studies.ranks",
+            "report.rank_plot", "report.tables",
         ],
     ),
     "studies": (

@@ -140,7 +140,7 @@ def _tune(
     chosen = [
         (study, name, grid)
         for study in studies
-        for name in study.figure_configs()
+        for name in study.config.named_figures()
         if name in names and (grid := book.tuning(name)) is not None
     ]
     if not chosen:
@@ -179,7 +179,7 @@ def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurv
     """Load the searches for step sizes that belong to these studies, by figure."""
     found = {}
     for study in studies:
-        for name in study.figure_configs():
+        for name in study.config.named_figures():
             grid, path = book.tuning(name), _tuned_path(out, name)
             rows = None if grid is None else tuning.load(study, name, grid, path)
             if rows is not None:

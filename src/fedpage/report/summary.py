@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedpage.core.columns import Cost, Target, TargetLike, describe_column
+from fedpage.report.numbers import scale_unit
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
 from fedpage.runs.history import History
@@ -208,11 +209,8 @@ def format_bytes(value: float, unit: str = "B") -> str:
     """
     if not math.isfinite(value):
         return "not reached"
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if value < 999.5:
-            return f"{value:.3g} {prefix}{unit}"
-        value /= 1000
-    return f"{value:.3g} E{unit}"
+    scale, shown = scale_unit(value, unit)
+    return f"{value / scale:.3g}{shown}"
 
 
 def format_duration(seconds: float) -> str:

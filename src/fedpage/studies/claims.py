@@ -19,10 +19,11 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from fedpage.core.errors import InputError
+from fedpage.report.numbers import format_beside, format_p
 from fedpage.report.plots import FigureRuns, PanelRuns
 from fedpage.runs.config import setting
 from fedpage.runs.history import History
-from fedpage.studies.statistics import ALPHA, MIN_SEEDS, Pair, format_beside, format_p, t_interval
+from fedpage.studies.statistics import ALPHA, MIN_SEEDS, Pair, t_interval
 
 
 class Verdict(StrEnum):

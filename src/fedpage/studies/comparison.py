@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpage.core.columns import Cost, Target, TargetLike, describe_column
 from fedpage.core.errors import InputError, short_repr
+from fedpage.report.numbers import format_beside, format_digits, format_p, scale_unit
 from fedpage.report.summary import end_value
 from fedpage.report.tables import Cell, Table
 from fedpage.report.titles import by_method
@@ -21,11 +22,7 @@ from fedpage.studies.statistics import (
     CostSample,
     Pair,
     compare_pairs,
-    format_beside,
-    format_digits,
-    format_p,
     no_verdict,
-    scale_unit,
 )
 
 _NOUNS = {"bytes": "bytes", "bits": "bits", "round": "rounds"}

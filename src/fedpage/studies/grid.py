@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.types import AnyMethod, HyperParameter
+from fedpage.core.types import AnyMethod
 from fedpage.methods import MethodEntry
 from fedpage.methods.fair import at_step
 from fedpage.runs import toml
@@ -74,6 +74,14 @@ class FigureConfig(Selection):
     width: Literal["single", "double", "screen"] = "screen"
     band: Literal["quantiles", "mean-ci"] = "quantiles"
 
+    def __post_init__(self) -> None:
+        _check_cost(self.x)
+
+    @property
+    def axes(self) -> list[str]:
+        """What panels differ by, as a list."""
+        return [self.panels] if isinstance(self.panels, str) else self.panels
+
 
 @dataclass(frozen=True)
 class TableConfig(Selection):
@@ -86,6 +94,14 @@ class TableConfig(Selection):
 
     target: Target | None = None
     cost: str = ""
+
+    def __post_init__(self) -> None:
+        _check_cost(self.cost)
+
+
+def _check_cost(text: str) -> None:
+    if text:
+        Cost.parse(text)
 
 
 @dataclass(frozen=True)
@@ -370,8 +386,8 @@ def list_curves(
         is_alone = labels.count(method.label) == 1
         label = method.label if is_alone else f"{method.label} ({name})"
         grid, more = {**config.grid, **problem.grid}, problem.methods.get(name, {})
-        for chosen, given, value in method.settings(grid, more, f"{where}, [methods.{name}]"):
-            curves.append(Curve(problem.name, name, label, chosen, given, value))
+        for chosen, given in _multiply({**grid, **method.given, **more}, method.place):
+            curves.append(Curve(problem.name, name, label, chosen, given, method.build(given)))
     if len(curves) * len(config.seed_list) > MOST_RUNS:
         raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
     return curves
@@ -384,32 +400,48 @@ class _Method:
     label: str
     entry: MethodEntry
     given: Settings
+    place: str
     value: AnyMethod | None = None
 
-    def settings(
-        self, grid: Settings, more: Settings, place: str
-    ) -> Iterator[tuple[Settings, Settings, AnyMethod]]:
-        """Yield the values of the grids, all given values and the method with them."""
-        table = {**grid, **self.given, **more}
-        if self.value is not None and not table:
-            yield {}, {}, self.value
-            return
-        names = () if self.value is None else dataclass_fields(type(self.value))
-        base = {name: getattr(self.value, name) for name in names}
-        for chosen, values in _multiply(table, place):
-            yield chosen, values, _build_curve(self.entry, values, place, base)
+    def build(self, values: Settings) -> AnyMethod:
+        """Build the method with these hyper-parameters, effective step and rho."""
+        parsed = dict[str, Any]()
+        for key, value in values.items():
+            if key in SPECIAL:
+                parsed |= field_values(_Special, {key: value}, self.place)
+            else:
+                is_word = isinstance(value, str)
+                parsed |= field_values(self.entry.cls, {key: value}, self.place, words=is_word)
+        step, rho = (parsed.pop(key, None) for key in SPECIAL)
+        method: Any = self.value
+        try:
+            if method is None:
+                method = self.entry(**parsed)
+            elif parsed:
+                method = replace(method, **parsed)
+            if step is not None:
+                method = at_step(method, step)
+            if rho is not None:
+                if not hasattr(method, "local_step"):
+                    label = self.entry.label
+                    raise InputError(f"rho is FedPAGE's; {label} has no such ratio of steps")
+                method = replace(method, eta_l=rho * method.eta_g / method.K)
+        except InputError as error:
+            raise InputError(f"{self.place}: {error}") from None
+        return method  # type: ignore[no-any-return]
 
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
     if not isinstance(table, dict):
-        return _Method(_label(name, table.name), MethodEntry(type(table), table.name), {}, table)
+        entry = MethodEntry(type(table), table.name)
+        return _Method(_label(name, table.name), entry, {}, place, value=table)
     own, given = _split(table, _MethodKeys, place)
     try:
         entry = find_method(own.method or name)
     except InputError as error:
         hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
-    return _Method(own.label or _label(name, entry.label), entry, given)
+    return _Method(own.label or _label(name, entry.label), entry, given, place)
 
 
 def _label(name: str, method: str) -> str:
@@ -430,30 +462,6 @@ def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]
     for chosen_values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, chosen_values, strict=True))
         yield chosen, {**table, **chosen}
-
-
-def _build_curve(
-    entry: MethodEntry, values: Settings, place: str, base: Mapping[str, Any]
-) -> AnyMethod:
-    """Build a method from hyper-parameters, the effective step and rho, beside those in `base`."""
-    special = {key: value for key, value in values.items() if key in SPECIAL}
-    parsed: dict[str, HyperParameter] = dict(base)
-    for key, value in values.items():
-        if key not in SPECIAL:
-            known = field_values(entry.cls, {key: value}, place, words=isinstance(value, str))
-            parsed |= known
-    numbers = field_values(_Special, special, place)
-    try:
-        method: Any = entry(**parsed)
-        if "step" in numbers:
-            method = at_step(method, numbers["step"])
-        if "rho" in numbers:
-            if not hasattr(method, "local_step"):
-                raise InputError(f"rho is FedPAGE's; {entry.label} has no such ratio of steps")
-            method = replace(method, eta_l=numbers["rho"] * method.eta_g / method.K)
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
-    return method  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class StudyResults:
         return found
 
     def _panels(self, figure: FigureConfig) -> list[PanelRuns]:
-        names, config = panel_names(figure.panels), self.study.config
+        names, config = figure.axes, self.study.config
         groups: dict[tuple[object, ...], list[Curve]] = {}
         for curve in self._select(figure, config.target, config.cost):
             groups.setdefault(tuple(self._axis(curve, name) for name in names), []).append(curve)
@@ -195,11 +195,6 @@ def _end(run: History, column: str) -> float:
     return math.inf if math.isnan(value) else -value if run.higher_is_better(column) else value
 
 
-def panel_names(panels: list[str] | str) -> list[str]:
-    """Return what panels differ by, as a list."""
-    return [panels] if isinstance(panels, str) else list(panels)
-
-
 def is_about(part: Selection, curve: Curve) -> bool:
     """Say whether a figure or a table is about a curve."""
     if part.problems and curve.problem not in part.problems:
@@ -276,7 +271,7 @@ def write_page(
     """
     tables = [replace(each.table(), details=tuple(each.sentences())) for each in comparisons]
     first = studies[0]
-    shown = next(iter(first.figure_configs().values()))
+    shown = next(iter(first.config.named_figures().values()))
     x, y = shown.x or first.config.cost, shown.y or first.config.target.column
     costs = list(dict.fromkeys((Cost.parse(x).name, *AXES)))
     notes = dict.fromkeys(run.meta.get("problem", {}).get("data_note") for run in runs)
@@ -335,7 +330,7 @@ def write_figures(study: Study, folder: Path, suffixes: Sequence[str] | None = N
         suffixes = (".png", ".pdf", ".svg", *((".pgf",) if find_tex() else ()))
     files = []
     for name, figure in study.figures(_finished(study)).items():
-        about = study.figure_configs()[name]
+        about = study.config.named_figures()[name]
         drawn = draw_figure(
             figure,
             about.x or study.config.cost,

@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from fedpage.core.columns import Cost, RecordEvery
+from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
@@ -27,13 +27,12 @@ from fedpage.studies.grid import (
     FigureConfig,
     StudyConfig,
     StudyProblem,
-    TableConfig,
     list_curves,
     list_problems,
     read_study,
 )
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.results import RunKey, StudyResults, is_about, key_of, panel_names
+from fedpage.studies.results import RunKey, StudyResults, is_about, key_of
 from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 
 DEFAULT_STORE = Path("runs") / "store"
@@ -166,17 +165,11 @@ class Study:
                 _check_known(part.where, grids, f"{place}: where")
                 if isinstance(part, FigureConfig):
                     axes = {"problem", "method", *grids, *_PROBLEM_AXES}
-                    _check_known(panel_names(part.panels), axes, f"{place}: panels")
-                cost = part.x if isinstance(part, FigureConfig) else ""
-                cost = part.cost if isinstance(part, TableConfig) else cost
-                try:
-                    Cost.parse(cost or config.cost)
-                except InputError as error:
-                    raise InputError(f"{place}: {error}") from None
+                    _check_known(part.axes, axes, f"{place}: panels")
 
     def restrict(self, figures: Sequence[str]) -> Study:
         """Return the study with some of its figures, and with the runs that these need."""
-        known = self.figure_configs()
+        known = self.config.named_figures()
         _check_known(figures, known, f"{self._where}: figures")
         config = replace(self.config, figures=[known[name] for name in figures])
         study = Study.of(config, store=self.store, where=self._where)
@@ -304,10 +297,6 @@ class Study:
         return follower
 
     # --- figures, tables, claims ---
-
-    def figure_configs(self) -> dict[str, FigureConfig]:
-        """Return what the study says about its figures, by name; by default there is one."""
-        return self.config.named_figures()
 
     def figures(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, FigureRuns]:
         """Return the figures with their finished runs, by name.
