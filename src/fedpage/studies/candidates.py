@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fedpage.core.capabilities import is_convex
 from fedpage.core.errors import InputError, short_repr
@@ -16,28 +17,63 @@ from fedpage.methods.fair import default_method
 from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
-from fedpage.studies.search import Score
+from fedpage.studies.search import Score, Search
 from fedpage.studies.space import Tunable, with_codecs
 from fedpage.studies.statistics import CostSample
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method of a tuning.
+    """A method of a tuning, with the settings that were found and their held-out costs.
 
     Attributes:
         name: Its name on the command line.
         entry: Its entry of the registry.
-        method: The settings that its search starts from.
-        notes: What a deployment must know: client states, assumptions that do not hold here.
-        probe: A run of one round with these settings.
+        method: The settings that its search starts from, and later the best ones.
+        demands: What a deployment must know: client states, assumptions that do not hold here.
+        probe: A run of one round with the first settings.
+        searched: The hyper-parameters that were searched, "step" and "rho" among them.
+        scores: The settings that were tried with their scores, the best first.
+        is_local_optimum: Whether no neighbour on any axis is better.
+        edges: The axes on which the best is at an end of a grid that the user fixed.
+        note: The reason why better settings may exist, or "".
+        eliminated: The reason why it was eliminated before the evaluation, or "".
+        times: Its cost over the best one's when it was eliminated, inf if it had not reached the
+            target.
+        sample: The costs on the held-out seeds, or None if it did not run on them.
+        at_end: How many of the held-out runs end at the target.
+        value: The median value of the target's column at the end of these runs.
+        rounds: The most rounds of these runs.
+        is_tied: Whether the held-out seeds do not tell it apart from the first.
+        p_value: The adjusted p-value of that comparison.
     """
 
     name: str
     entry: MethodEntry
-    method: AnyMethod
-    notes: tuple[str, ...] = ()
+    method: Tunable
+    demands: tuple[str, ...] = ()
     probe: History = field(default_factory=History, compare=False, repr=False)
+    searched: tuple[str, ...] = ()
+    scores: tuple[tuple[AnyMethod, Score], ...] = ()
+    is_local_optimum: bool = False
+    edges: tuple[str, ...] = ()
+    note: str = ""
+    eliminated: str = ""
+    times: float = 1.0
+    sample: CostSample | None = None
+    at_end: int = 0
+    value: float = math.nan
+    rounds: int = 0
+    is_tied: bool = True
+    p_value: float = 1.0
+
+    def with_search(self, search: Search, **more: Any) -> Candidate:
+        """Return the candidate with the best settings and the scores of a search."""
+        return replace(
+            self, method=search.best, searched=tuple(search.axes), scores=tuple(search.scores()),
+            is_local_optimum=search.is_local_optimum and not search.edges(), edges=search.edges(),
+            **more,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:
@@ -53,56 +89,6 @@ class Candidate:
     def has_codecs(self) -> bool:
         """Whether the method compresses its replies and its messages if it is asked to."""
         return {"up", "down"} <= set(self.entry.hyper_parameters)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A method with the settings that were found, and its evaluation on held-out seeds.
-
-    Attributes:
-        candidate: The method as it entered the search.
-        method: The best settings.
-        searched: The hyper-parameters that were searched, "step" and "rho" among them.
-        scores: The settings that were tried with their scores, the best first.
-        sample: The costs on the held-out seeds, or None if it did not run on them.
-        at_end: How many of the held-out runs end at the target.
-        value: The median value of the target's column at the end of these runs.
-        rounds: The most rounds of these runs.
-        is_local_optimum: Whether no neighbour on any axis is better.
-        edges: The axes on which the best is at an end of a grid that the user fixed.
-        note: The reason why better settings may exist, or "".
-        is_tied: Whether the held-out seeds do not tell it apart from the first.
-        p_value: The adjusted p-value of that comparison.
-        eliminated: The reason why it was eliminated before the evaluation, or "".
-        times: Its cost over the best one's when it was eliminated, inf if it had not reached the
-            target.
-    """
-
-    candidate: Candidate
-    method: Tunable
-    searched: tuple[str, ...]
-    scores: tuple[tuple[AnyMethod, Score], ...]
-    sample: CostSample | None = None
-    at_end: int = 0
-    value: float = math.nan
-    rounds: int = 0
-    is_local_optimum: bool = False
-    edges: tuple[str, ...] = ()
-    note: str = ""
-    is_tied: bool = True
-    p_value: float = 1.0
-    eliminated: str = ""
-    times: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """The method's name on the command line."""
-        return self.candidate.name
-
-    @property
-    def label(self) -> str:
-        """The method's name as papers print it."""
-        return self.candidate.label
 
     @property
     def hyper(self) -> str:
@@ -172,7 +158,7 @@ def list_candidates(
         except InputError as error:
             left_out[name] = str(error)
             continue
-        candidates.append(Candidate(name, entry, method, _notes(entry, problem), probe))
+        candidates.append(Candidate(name, entry, method, _demands(entry, problem), probe))
     if not candidates:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(f"no method can run on this problem: {reasons}")
@@ -209,13 +195,13 @@ def find_entry(method: AnyMethod) -> tuple[str, MethodEntry]:
     return name, METHODS.get(name) or MethodEntry(cls, cls.name)
 
 
-def _notes(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
-    notes = []
+def _demands(entry: MethodEntry, problem: Problem) -> tuple[str, ...]:
+    found = []
     if entry.cls.client_state is not None:
-        notes.append("clients keep a state")
+        found.append("clients keep a state")
     if "every round" in entry.assumes:
-        notes.append("all clients in every round")
+        found.append("all clients in every round")
     if "convex" in entry.assumes and not is_convex(problem):
         needs = "strong convexity" if "strongly convex" in entry.assumes else "convexity"
-        notes.append(f"heuristic here, because it assumes {needs}")
-    return tuple(notes)
+        found.append(f"heuristic here, because it assumes {needs}")
+    return tuple(found)

@@ -9,20 +9,20 @@ best method needs. The methods of the last stage are searched to a local optimum
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedpage.codecs import as_codec
 from fedpage.core.errors import InputError
 from fedpage.runs import build
-from fedpage.studies.candidates import Candidate, Result
+from fedpage.studies.candidates import Candidate
 from fedpage.studies.search import Search
 from fedpage.studies.space import Axis, Point, Tunable, search_space
 from fedpage.studies.trials import Progress, SearchEnded, Trial, Trials
@@ -46,7 +46,7 @@ FINAL = 4
 
 
 class _Stage(NamedTuple):
-    """A stage after the screening."""
+    """A stage of the search."""
 
     name: str
     methods: int  # the most that enter it
@@ -55,9 +55,10 @@ class _Stage(NamedTuple):
     until: float  # the share of the time budget at which it must end
 
 
-_REACHED_UNTIL, _SCREENED_UNTIL, _DEFAULTS_UNTIL = 0.8, 0.3, 0.9
-"""The shares of the time budget at which some method must have reached the target, the screening
-must end, and the comparison of the last methods with their defaults must end."""
+_REACHED_UNTIL, _DEFAULTS_UNTIL = 0.8, 0.9
+"""The shares of the time budget at which some method must have reached the target, and the
+comparison of the last methods with their defaults must end."""
+_SCREENING = _Stage("screening", 0, 1, 0, 0.3)
 _STAGES = (
     _Stage("first stage", 12, 2, 1, 0.5),
     _Stage("second stage", 6, 3, 2, 0.65),
@@ -89,13 +90,11 @@ class Contender(Search):
         return {point: trial for point, trial in found.items() if trial is not None}
 
     @property
-    def settings(self) -> Tunable:
+    def best(self) -> Tunable:
         """The method with its best settings so far."""
-        if self.incumbent is not None:
-            return self.best
-        screened = self.screened()
-        best = min(screened, key=lambda p: self.rank(p, screened[p]), default=None)
-        return self.method if best is None else self.method_at(best)
+        screened = self.screened() if self.incumbent is None else {}
+        point = min(screened, key=lambda p: self.rank(p, screened[p]), default=self.incumbent)
+        return self.method if point is None else self.method_at(point)
 
     def prefer_defaults(self) -> None:
         """Return to the method's defaults, codecs aside, unless tuning saves enough."""
@@ -113,24 +112,21 @@ class Contender(Search):
 
         A run that cost more than it may has no best value: its first record may be far beyond.
         """
-        found = [self.trials.find(self.settings, seed) for seed in range(self.seeds)]
+        found = [self.trials.find(self.best, seed) for seed in range(self.seeds)]
         trials = [trial for trial in found if trial is not None]
         if trials:
             most = _OVERSHOOT * self.trials.question.limit
             self.cost = float(np.quantile([t.cost for t in trials], 0.5, method="higher"))
             self.value = median(t.best if t.spent <= most else self._worst for t in trials)
 
-    def result(self, eliminated: str = "", times: float = 1.0) -> Result:
-        """Return the settings that were found."""
+    def result(self, **more: Any) -> Candidate:
+        """Return the candidate with the settings that were found."""
         note = ""
         if not self.is_local_optimum:
             note = f"its settings were searched in part, being {LIMIT:g} times behind"
             if math.isfinite(self.cost):
                 note = "its settings may be improved: the search was cut"
-        return Result(
-            self.candidate, self.settings, tuple(self.axes), tuple(self.scores()),
-            is_local_optimum=self.is_local_optimum, note=note, eliminated=eliminated, times=times,
-        )  # fmt: skip
+        return self.candidate.with_search(self, note=note, **more)
 
 
 def _first_design(axes: Mapping[str, Axis]) -> list[Point]:
@@ -175,7 +171,7 @@ class Halving:
         self._begin, self._end = time.monotonic(), end
         self._jobs, trials.jobs = trials.jobs, 1
         self.contenders = [Contender(trials, candidate, codecs) for candidate in candidates]
-        self.eliminated: list[Result] = []
+        self.eliminated: list[Candidate] = []
         self.cut: list[str] = []
 
     def run(self) -> None:
@@ -184,26 +180,32 @@ class Halving:
         Raises:
             InputError: If no method reached the target.
         """
-        self._work("screening", self._screen)
+        self._run(_SCREENING)
         self._check_reached()
         self._eliminate_equal()
-        before = "screening"
-        for stage in _STAGES:
-            self._eliminate_last(stage.methods, before)
-            self.set_deadline(stage.name, stage.until)
-            self._work(stage.name, functools.partial(self._search, stage))
-            before = stage.name
+        for before, stage in itertools.pairwise((_SCREENING, *_STAGES)):
+            self._eliminate_last(stage.methods, before.name)
+            self._run(stage)
         self.set_deadline("last stage", _DEFAULTS_UNTIL)
         with contextlib.suppress(SearchEnded):
             for contender in self.contenders:
                 contender.prefer_defaults()
         self._sort()
 
-    def _work(self, name: str, work: Callable[[], None]) -> None:
+    def _run(self, stage: _Stage) -> None:
+        """Search the settings of every method that is left, one sweep of each after the other."""
         try:
-            work()
+            if stage is _SCREENING:
+                self._screen()
+            self.set_deadline(stage.name, stage.until)
+            self._use_seeds(min(self._seeds, stage.seeds or self._seeds))
+            left = [c for c in self.contenders if stage.sweeps is not None or math.isfinite(c.cost)]
+            sweeps = 0
+            while left and sweeps != stage.sweeps:
+                left = [each for each in left if each.improve()]
+                sweeps += 1
         except SearchEnded:
-            self.cut.append(f"the {name}")
+            self.cut.append(f"the {stage.name}")
         self._sort()
 
     def set_deadline(self, name: str, share: float) -> None:
@@ -223,41 +225,39 @@ class Halving:
         self._trials.question = replace(self._trials.question, limit=limit)
 
     def _screen(self) -> None:
-        """Run every method with a few steps on one seed, until some method reaches the target."""
-        self.set_deadline("screening", _REACHED_UNTIL)
-        try:
-            least = self._find_least()
-        except SearchEnded:
-            self._record_more_often()
-            self.set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
-            raise
-        self.set_deadline("screening", _SCREENED_UNTIL)
-        self.set_limit(LIMIT * least)
-        self._try(slice(None))
-        for contender in self.contenders:
-            contender.start()
+        """Run every method with a few steps on one seed, under a limit that grows.
 
-    def _find_least(self) -> float:
-        """Raise the limit until some method reaches the target, and return the least cost.
-
-        If it is reached after few records, the methods run again with more records.
+        It grows until some method reaches the target. If that takes few records, the methods run
+        again with more records.
         """
         question = self._trials.question
         probes = (each.candidate.probe for each in self.contenders)
+        self.set_deadline(_SCREENING.name, _REACHED_UNTIL)
         self.set_limit(_FIRST_ROUNDS * min(float(question.costs(run)[-1]) for run in probes))
-        while True:
-            began, done = time.monotonic(), self._trials.done
-            self._try(slice(1))
-            if not any(math.isfinite(trial.cost) for trial in self._screened()):
-                self._try(slice(None))
-            if time.monotonic() - began >= _LONG_RUN * (self._trials.done - done):
-                self._trials.jobs = self._jobs  # starting processes takes seconds
-            ran = self._screened()
-            least = min(trial.cost for trial in ran)
-            if not math.isfinite(least) and any(trial.capped for trial in ran):
-                self.set_limit(_GROWTH * self._trials.question.limit)
-            elif not self._record_more_often():
-                return least
+        try:
+            while not self._has_reached() or self._record_more_often():
+                pass
+        except SearchEnded:
+            self._record_more_often()
+            raise
+        finally:
+            self.set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
+        self.set_deadline(_SCREENING.name, _SCREENING.until)
+        self._try(slice(None))
+
+    def _has_reached(self) -> bool:
+        """Run under the present limit, and raise it if no method reaches the target."""
+        began, done = time.monotonic(), self._trials.done
+        self._try(slice(1))
+        if not any(math.isfinite(trial.cost) for trial in self._screened()):
+            self._try(slice(None))
+        if time.monotonic() - began >= _LONG_RUN * (self._trials.done - done):
+            self._trials.jobs = self._jobs  # starting processes takes seconds
+        ran = self._screened()
+        has_more = not any(math.isfinite(t.cost) for t in ran) and any(t.capped for t in ran)
+        if has_more:
+            self.set_limit(_GROWTH * self._trials.question.limit)
+        return not has_more
 
     def _record_more_often(self) -> bool:
         """Record more often if the first to reach the target has few records."""
@@ -277,15 +277,6 @@ class Halving:
         """Run a part of every method's first design on the first seed."""
         methods = [each.method_at(p) for each in self.contenders for p in each.design[part]]
         self._trials.run([(method, 0, math.inf) for method in methods if method is not None])
-
-    def _search(self, stage: _Stage) -> None:
-        """Search the settings of every method that is left, one sweep of each after the other."""
-        self._use_seeds(min(self._seeds, stage.seeds or self._seeds))
-        left = [each for each in self.contenders if stage.sweeps or math.isfinite(each.cost)]
-        sweeps = 0
-        while left and sweeps != stage.sweeps:
-            left = [each for each in left if each.improve()]
-            sweeps += 1
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
@@ -348,4 +339,4 @@ class Halving:
     def _eliminate(self, contender: Contender, reason: str) -> None:
         times = contender.cost / self.contenders[0].cost
         self.contenders.remove(contender)
-        self.eliminated.insert(0, contender.result(reason, times))
+        self.eliminated.insert(0, contender.result(eliminated=reason, times=times))

@@ -303,7 +303,8 @@ class Search:
         return [(candidate, score) for _, candidate, score in found]
 
     def _stored(self, point: Point) -> list[Trial]:
-        return [self.trials.stored(self.method_at(point), s) for s in range(self._tried[point])]
+        found = [self.trials.find(self.method_at(point), s) for s in range(self._tried[point])]
+        return [trial for trial in found if trial is not None]
 
 
 def _replace(point: Point, number: int, index: int) -> Point:

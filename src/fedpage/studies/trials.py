@@ -18,7 +18,7 @@ import numpy as np
 from fedpage.core.capabilities import HasCode, is_convex
 from fedpage.core.columns import Cost, Stretch, Target, TargetLike
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.types import AnyMethod, Problem, StopReason, Vector
+from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.core.validate import as_number, check_whole
 from fedpage.engine.devices import Devices, check_time
 from fedpage.engine.simulate import execute
@@ -42,8 +42,8 @@ from fedpage.theory.planner import TimeModel
 HELD_OUT_SEED = 10_000
 """The first held-out seed, on which winners are evaluated. Searches use 0, 1, ..."""
 
-_LATE = "out of time"
-"""The stop detail of a run that ended at a deadline. It is not a trial."""
+_CAPPED, _LATE = "capped", "out of time"
+"""The stop details of a run that ended at its cap, or at a deadline. The latter is not a trial."""
 
 Progress: TypeAlias = Callable[[int, int | None, str], None]
 """Called with the progress so far, the total if it is known, and a note."""
@@ -247,42 +247,13 @@ class Trial:
     at_end: bool = False
 
 
-class _Watch:
-    """End a run once its target has held, or at a cap, a limit or a deadline.
-
-    At a cap or a limit the run goes on while its newest records are at the target, so that a
-    stretch that began before runs to its end.
-    """
-
-    def __init__(
-        self, question: Question, higher: bool, cap: float, deadline: float | None
-    ) -> None:
-        self._question, self._higher, self._cap = question, higher, cap
-        self._deadline = math.inf if deadline is None else deadline
-        self._first: float | None = None
-        self._stretch = Stretch(question.target.hold)
-
-    def __call__(self, record: Mapping[str, float]) -> str | None:
-        question, loss = self._question, record["loss"]
-        self._first = loss if self._first is None else self._first
-        is_met = question.target.is_met(record[question.target.column], self._higher)
-        if self._stretch.add(record["round"], is_met and loss <= self._first):
-            return "reached"
-        if time.monotonic() > self._deadline:
-            return _LATE
-        if self._stretch.round is not None:
-            return None
-        history = History()
-        history.append(record)
-        if float(question.costs(history)[0]) > self._cap:
-            return "capped"
-        return "too long" if record["gradients"] >= question.gradients else None
-
-
 def run_trial(
     spec: RunSpec, question: Question, cap: float, deadline: float | None = None
 ) -> tuple[Trial, History | None] | None:
     """Run a method until it holds the target or has cost the cap.
+
+    At a cap or a limit the run goes on while its newest records are at the target, so that a
+    stretch that began before runs to its end.
 
     Args:
         spec: The run, as `Question.make_spec` returns it.
@@ -293,9 +264,25 @@ def run_trial(
     Returns:
         The trial, and its run if the seed is held out, or None if the deadline ended it.
     """
-    target = question.target
+    target, cap = question.target, min(cap, question.limit)
     higher = find_direction(spec.problem, target.column)
-    watch = _Watch(question, higher, min(cap, question.limit), deadline)
+    stretch, losses = Stretch(target.hold), list[float]()
+
+    def watch(record: Mapping[str, float]) -> str | None:
+        losses.append(record["loss"])
+        is_met = target.is_met(record[target.column], higher) and losses[-1] <= losses[0]
+        if stretch.add(record["round"], is_met):
+            return "reached"
+        if deadline is not None and time.monotonic() > deadline:
+            return _LATE
+        if stretch.round is not None:
+            return None
+        so_far = History()
+        so_far.append(record)
+        if float(question.costs(so_far)[0]) > cap:
+            return _CAPPED
+        return "too long" if record["gradients"] >= question.gradients else None
+
     history = execute(replace(spec, stop=watch))
     if history.stop_detail == _LATE:
         return None
@@ -304,7 +291,7 @@ def run_trial(
         best=history.best(target.column),
         spent=float(question.costs(history)[-1]),
         rounds=int(history.last("round")),
-        capped=history.stop_reason is StopReason.CALLBACK and history.stop_detail == "capped",
+        capped=history.stop_detail == _CAPPED,
         value=history.last(target.column),
         at_end=history.ends_at(target),
     )
@@ -458,10 +445,6 @@ class Trials:
         """Return a trial as the present limit shows it, also one that ended at a lower cap."""
         known = self.known(method, seed, math.inf)
         return known or self._trials.get(self._key(method, seed))
-
-    def stored(self, method: AnyMethod, seed: int) -> Trial:
-        """Return a trial that has been run, as it ended."""
-        return self._trials[self._key(method, seed)]
 
     def history(self, method: AnyMethod, seed: int) -> History:
         """Return the run of a trial on a held-out seed. If it was stored, run it again."""

@@ -21,7 +21,7 @@ from fedpage.core.validate import check_whole
 from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import execute
 from fedpage.methods.schedules import with_step
-from fedpage.studies.candidates import Candidate, Result, find_entry, list_candidates
+from fedpage.studies.candidates import Candidate, find_entry, list_candidates
 from fedpage.studies.halving import FINAL, Halving
 from fedpage.studies.search import Search
 from fedpage.studies.space import (
@@ -158,15 +158,12 @@ def tune(
         found.run()
     except SearchEnded:
         cut = "The search was cut; more time or runs may change the result."
-    scores, edges = found.scores(), found.edges()
-    if not scores:
+    if not found.scores():
         raise InputError("the search ended before its first runs; give it more time or more runs")
-    winner = Result(
-        Candidate(*find_entry(method), method), found.best, tuple(axes), tuple(scores),
-        rounds=rounds, is_local_optimum=found.is_local_optimum and not edges, edges=edges,
-    )  # fmt: skip
+    winner = Candidate(*find_entry(method), method, rounds=rounds).with_search(found)
     held_out, ranked = 0, [winner]
-    if math.isfinite(min(trials.stored(winner.method, s).cost for s in range(scores[0][1].seeds))):
+    ran = (trials.find(winner.method, seed) for seed in range(winner.scores[0][1].seeds))
+    if any(trial is not None and math.isfinite(trial.cost) for trial in ran):
         trials.max_runs = trials.deadline = None
         held_out, ranked = _evaluate(trials, [winner], held_out_seeds)
     return Tuning(
@@ -312,17 +309,8 @@ def choose(
     )  # fmt: skip
 
 
-def _evaluate(trials: Trials, results: Sequence[Result], seeds: int) -> tuple[int, list[Result]]:
-    """Run methods on held-out seeds and rank them.
-
-    Args:
-        trials: Runs the trials. Its deadline may end the evaluation after six seeds.
-        results: The methods.
-        seeds: The number of seeds.
-
-    Returns:
-        The number of seeds that ran, and the results in order.
-    """
+def _evaluate(trials: Trials, results: Sequence[Candidate], seeds: int) -> tuple[int, list[Candidate]]:
+    """Run methods on held-out seeds, at least six, and return their number and the ranking."""
     deadline = trials.deadline
     rows: list[list[Trial]] = []
     for seed in range(HELD_OUT_SEED, HELD_OUT_SEED + seeds):

@@ -17,7 +17,7 @@ from fedpage.report.summary import format_duration
 from fedpage.report.tables import Table
 from fedpage.runs import build
 from fedpage.runs.history import History
-from fedpage.studies.candidates import Result
+from fedpage.studies.candidates import Candidate
 from fedpage.studies.space import Tunable
 from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials
 
@@ -44,8 +44,8 @@ class Tuning:
     """
 
     trials: Trials = field(compare=False, repr=False)
-    ranking: tuple[Result, ...]
-    eliminated: tuple[Result, ...]
+    ranking: tuple[Candidate, ...]
+    eliminated: tuple[Candidate, ...]
     left_out: Mapping[str, str]
     seeds: int
     held_out: int
@@ -74,17 +74,17 @@ class Tuning:
         return self.trials.reused
 
     @property
-    def first(self) -> Result:
+    def first(self) -> Candidate:
         """The method with the least median cost."""
         return self.ranking[0]
 
     @property
-    def tied(self) -> tuple[Result, ...]:
+    def tied(self) -> tuple[Candidate, ...]:
         """The first, and the methods that the held-out seeds do not tell apart from it."""
         return tuple(each for each in self.ranking if each.is_tied)
 
     @property
-    def recommended(self) -> Result:
+    def recommended(self) -> Candidate:
         """The first of the tied methods that asks the least of the clients.
 
         A method without client states is preferred to one with them, and one that does not need
@@ -92,7 +92,7 @@ class Tuning:
         does not reach the target in the median is recommended only if none does.
         """
         reaching = [each for each in self.tied if each.is_reached] or self.tied
-        return min(reaching, key=lambda each: len(each.candidate.notes))
+        return min(reaching, key=lambda each: len(each.demands))
 
     @property
     def method(self) -> Tunable:
@@ -152,7 +152,7 @@ class Tuning:
                 f"{each.at_end}/{len(self.held_out_seeds)}",
                 f"{each.value:.3g}",
                 each.settings,
-                "; ".join(filter(None, (*each.candidate.notes, each.note))),
+                "; ".join(filter(None, (*each.demands, each.note))),
             ]
             for each in self.ranking
         ]
@@ -175,7 +175,7 @@ class Tuning:
         parts = [f"{methods}{self.runs:,} runs{reused}, {format_duration(self.seconds)}."]
         if self.codecs:
             parts.append("Codecs were searched too, because they change this cost.")
-            without = [each.label for each in every if not each.candidate.has_codecs]
+            without = [each.label for each in every if not each.has_codecs]
             if 0 < len(without) < len(every):
                 verb = "has" if len(without) == 1 else "have"
                 parts.append(f"{join(without)} {verb} no codec in at least one direction.")
@@ -185,7 +185,7 @@ class Tuning:
     def reason(self) -> str:
         """The recommendation with its reasons, in sentences."""
         chosen, first, unit = self.recommended, self.first, self.question.cost.column.unit
-        own, candidate = chosen.sample, chosen.candidate
+        own = chosen.sample
         parts = [f"{chosen.label} ({chosen.settings}), with {chosen.describe(unit)}."]
         if own is not None:
             parts.append(f"{chosen.at_end} of {own.seeds} runs end at the target.")
@@ -197,7 +197,7 @@ class Tuning:
             )
         if chosen is not first and first.sample is not None and own is not None:
             lower = "lower" if first.sample.median < own.median else "same"
-            asks = join(first.candidate.notes)
+            asks = join(first.demands)
             parts.append(f"{first.label} has the {lower} median, but asks more: {asks}.")
         behind = next((each for each in self.ranking if not each.is_tied), None)
         if behind is not None and not behind.is_reached:
@@ -208,13 +208,13 @@ class Tuning:
             parts.append(f"{behind.label}, the next, needs {digits} times as much.")
         tuned = "" if build.hyper_words(chosen.method) else ", with the defaults and without tuning"
         parts.append(
-            f"The clients of {chosen.label} keep {'no' if candidate.is_stateless else 'a'} state, "
+            f"The clients of {chosen.label} keep {'no' if chosen.is_stateless else 'a'} state, "
             f"and the server needs only the mean of their replies{tuned}."
         )
-        if candidate.entry.assumes:
-            parts.append(f"It assumes: {candidate.entry.assumes}.")
-        stateless = [each for each in self.ranking if each.candidate.is_stateless]
-        if stateless and not candidate.is_stateless:
+        if chosen.entry.assumes:
+            parts.append(f"It assumes: {chosen.entry.assumes}.")
+        stateless = [each for each in self.ranking if each.is_stateless]
+        if stateless and not chosen.is_stateless:
             other = stateless[0]
             parts.append(f"Without client states: {other.label}, {other.describe(unit)}.")
         return " ".join(parts)
