@@ -37,11 +37,6 @@ def problem():
 
 
 @pytest.fixture(scope="module")
-def robust():
-    return fp.RobustRegression(fp.load("census", rows=100), clients=10)
-
-
-@pytest.fixture(scope="module")
 def choose(problem):
     def call(*methods: Any, target: float = 0.05, cost: str = "clients", **more: Any) -> fp.Tuning:
         words = {"methods": methods, "target": target, "cost": cost, **SMALL, **more}
@@ -116,7 +111,7 @@ def test_only_the_best_and_the_best_without_states_reach_the_evaluation(choose, 
     monkeypatch.setattr(halving, "_STAGES", stages)
     names = ["saga", "scaffold", "fedexp", "fedavg"]
     found = choose(*names, target=0.02)
-    assert [each.candidate.is_stateless for each in found.ranking] == [False, True]
+    assert [each.is_stateless for each in found.ranking] == [False, True]
     assert {each.name for each in (*found.ranking, *found.eliminated)} == set(names)
     costs = [each.times for each in found.eliminated]
     assert costs == sorted(costs)
@@ -143,8 +138,8 @@ def test_table_and_report_show_the_runs_on_held_out_seeds(choice, problem, tmp_p
     assert tuple(run.cost_to(0.02, "clients") for run in runs[:6]) == first.sample.costs
     assert len(runs) == 6 * len(choice.ranking)
     assert [run.ends_at(0.02) for run in runs] == [True] * len(runs)
-    heading, rows = choice.rows()
-    assert rows[0][heading.index("end at target")] == "6/6"
+    table = choice.table()
+    assert table.rows[0][table.headings.index("end at target")].text == "6/6"
     assert first.sample.text() in write_page(choice, tmp_path / "page.html", "Title").read_text()
 
 
@@ -198,22 +193,17 @@ def test_every_registered_method_but_variants_is_a_candidate(problem):
     candidates, left_out = list_candidates(problem)
     names = {name for name, entry in METHODS.items() if not entry.variant_of}
     assert {candidate.name for candidate in candidates} | left_out.keys() == names
-    notes = {candidate.name: candidate.notes for candidate in candidates}
-    assert notes["scaffold"] == ("clients keep a state",)
-    assert notes["page"] == ()
-    assert "all clients in every round" in notes["vrl-sgd"]
-
-
-def test_assumptions_that_do_not_hold_are_said(robust):
-    dane, svrp = list_candidates(robust, methods=["dane", "svrp"])[0]
-    assert "heuristic here, because it assumes convexity" in dane.notes
-    assert "heuristic here, because it assumes strong convexity" in svrp.notes
-
-
-def test_stateless_leaves_out_client_states(problem):
-    candidates, left_out = list_candidates(problem, stateless=True)
-    assert all(candidate.entry.cls.client_state is None for candidate in candidates)
+    demands = {candidate.name: candidate.demands for candidate in candidates}
+    assert demands["scaffold"] == ("clients keep a state",)
+    assert demands["page"] == ()
+    assert "all clients in every round" in demands["vrl-sgd"]
+    stateless, left_out = list_candidates(problem, stateless=True)
+    assert {c.name for c in stateless} == {c.name for c in candidates if c.is_stateless}
     assert left_out["scaffold"] == "its clients keep a state"
+    robust = fp.RobustRegression(fp.load("census", rows=100), clients=10)
+    dane, svrp = list_candidates(robust, methods=["dane", "svrp"])[0]
+    assert "heuristic here, because it assumes convexity" in dane.demands
+    assert "heuristic here, because it assumes strong convexity" in svrp.demands
 
 
 def test_methods_start_with_the_codecs_that_they_take(problem):
@@ -249,9 +239,7 @@ def test_a_method_that_fails_is_not_recommended_for_asking_less(choice, costs, n
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ({"target": 0.0}, "above 0"),
         ({"target": "acuracy:0.1"}, "did you mean 'accuracy'"),
-        ({"target": 100.0}, "reached before the first round"),
         ({"target": "gap:0"}, "above 0"),
         ({"budget": "5x"}, "a time such as 60s"),
         ({"methods": ["fedpge"]}, "did you mean 'fedpage'"),
@@ -259,8 +247,6 @@ def test_a_method_that_fails_is_not_recommended_for_asking_less(choice, costs, n
         ({"methods": "page"}, "a list of methods"),
         ({"methods": [3]}, "neither a method"),
         ({"methods": ["scaffold"], "stateless": True}, "its clients keep a state"),
-        ({"cost": "seconds"}, "at least one of latency"),
-        ({"cost": "byte"}, "is not a cost"),
         ({"seeds": 0}, "seeds"),
         ({"held_out_seeds": 0}, "held_out_seeds"),
         ({"held_out_seeds": 5}, "at least 6"),
@@ -325,16 +311,10 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
     ("words", "what"),
     [
         (("--target", "x"), "expected a number or column:number"),
-        (("--target", "acuracy:0.9"), "did you mean 'accuracy'"),
         (("--target", "accuracy:90"), "accuracy is at most 1"),
-        (("--target", "gap:0"), "above 0"),
-        (("--target", "9.0"), "reached before the first round"),
-        (("--budget", "soon"), "a time such as 60s"),
         (("--methods", ","), "no method is named"),
         (("--methods", "sgd"), "unknown method"),
-        (("--cost", "money"), "is not a cost"),
         (("--held-out-seeds", "0"), "--held-out-seeds"),
-        (("--held-out-seeds", "3"), "at least 6"),
     ],
 )
 def test_wrong_options_are_refused(refused, words, what):

@@ -17,7 +17,6 @@ from fedpage.cli.tune import SearchConfig
 from fedpage.core.columns import Target
 from fedpage.data.registry import DATASETS
 from fedpage.problems import LinearModel
-from fedpage.report.tables import Table
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig, setting
 from fedpage.studies import tuning
@@ -90,8 +89,8 @@ def choose(
             objective, **asked, jobs=jobs or os.cpu_count() or 1, costs=link.costs(),
             store=place / "trials.jsonl", progress=progress,
         )  # fmt: skip
-    head, rows = found.rows()
-    output.print_table(replace(Table.of_texts(head, rows), caption=found.title), wrapped=head)
+    table = found.table()
+    output.print_table(replace(table, notes=()), wrapped=table.headings)
     for line in (*found.eliminations(), found.effort, f"Recommended: {found.reason}"):
         output.print_line(line)
     chosen, question = found.recommended, found.question

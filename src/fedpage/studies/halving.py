@@ -86,8 +86,8 @@ class Contender(Search):
     def screened(self) -> dict[Point, Trial]:
         """Return the settings of the screening that have run on the first seed."""
         methods = {p: method for p in self.design if (method := self.method_at(p)) is not None}
-        found = {point: self.trials.find(method, 0) for point, method in methods.items()}
-        return {point: trial for point, trial in found.items() if trial is not None}
+        found = {point: self.trials.find(method, 1) for point, method in methods.items()}
+        return {point: trials[0] for point, trials in found.items() if trials}
 
     @property
     def best(self) -> Tunable:
@@ -112,8 +112,7 @@ class Contender(Search):
 
         A run that cost more than it may has no best value: its first record may be far beyond.
         """
-        found = [self.trials.find(self.best, seed) for seed in range(self.seeds)]
-        trials = [trial for trial in found if trial is not None]
+        trials = self.trials.find(self.best, self.seeds)
         if trials:
             most = _OVERSHOOT * self.trials.question.limit
             self.cost = float(np.quantile([t.cost for t in trials], 0.5, method="higher"))

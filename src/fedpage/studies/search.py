@@ -103,8 +103,8 @@ class Search:
         steps = range(-2, 3) if "step" in axes else [0]
         start = tuple(axis.start for axis in axes.values())
         self.design = list(design or [self.shift(start, "step", 4 * k) for k in steps])
-        if not any(self.method_at(point) is not None for point in self.design):
-            self._build(self.design[0])  # raises the refusal
+        if all(self.method_at(point) is None for point in self.design):
+            raise self._refusal
 
     def shift(self, point: Point, name: str, by: int) -> Point:
         """Return the point `by` grid indices away on an axis, or at the end of the axis."""
@@ -116,18 +116,15 @@ class Search:
     def method_at(self, point: Point) -> Tunable:
         """Return the method at a point, or None if it refuses the values."""
         if point not in self._built:
+            problem, pairs = self.trials.problem, zip(self.axes.items(), point, strict=True)
+            values = {name: axis.values[index] for (name, axis), index in pairs}
             try:
-                self._built[point] = self._build(point)
-            except InputError:
-                self._built[point] = None
+                found = build_candidate(self.method, values)
+                found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
+            except InputError as error:
+                found, self._refusal = None, error
+            self._built[point] = found
         return self._built[point]
-
-    def _build(self, point: Point) -> Tunable:
-        problem, pairs = self.trials.problem, zip(self.axes.items(), point, strict=True)
-        values = {name: axis.values[index] for (name, axis), index in pairs}
-        found = build_candidate(self.method, values)
-        found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
-        return found
 
     @property
     def best(self) -> Tunable:
@@ -235,6 +232,8 @@ class Search:
         """
         if self.is_local_optimum:
             return False
+        if self.incumbent is None:
+            self.start()
         before = self.incumbent
         for number, axis in enumerate(self.axes.values()):
             while self._move(number, axis):
@@ -243,7 +242,7 @@ class Search:
             self._stride //= 2
             if self._stride == 1:
                 self._level = self.seeds
-                self._rematch()
+                self._rematch(self._incumbents)
         elif self.incumbent == before:
             self.is_local_optimum = True
         return not self.is_local_optimum
@@ -266,8 +265,6 @@ class Search:
 
     def run(self) -> None:
         """Search until the incumbent is a local optimum."""
-        if self.incumbent is None:
-            self.start()
         while self.improve():
             pass
 
@@ -278,33 +275,28 @@ class Search:
         self._level = seeds if self._stride == 1 else min(_FEW, seeds)
         if self.incumbent is None:
             self.start()
-        elif is_new:
-            self._rematch()
         else:
-            self._set_incumbent(self.incumbent)
+            self._rematch(self._incumbents if is_new else ())
 
-    def _rematch(self) -> None:
-        """Compare the incumbent with the earlier ones on all seeds of a comparison."""
+    def _rematch(self, others: Collection[Point]) -> None:
+        """Compare the incumbent with earlier ones on all seeds of a comparison."""
         assert self.incumbent is not None
         self._set_incumbent(self.incumbent)
-        ratios = self._compare(sorted(self._incumbents), self.incumbent, self._level)
+        ratios = self._compare(sorted({*others, self.incumbent}), self.incumbent, self._level)
         self._set_incumbent(min(ratios, key=ratios.__getitem__))
 
     def scores(self) -> list[tuple[Tunable, Score]]:
         """Return every candidate with its score, the incumbent first, then by seeds and ratio."""
-        sign, found = -1.0 if self.trials.higher else 1.0, []
-        others = self._stored(self.incumbent) if self.incumbent in self._tried else None
-        for point in self._tried:
-            trials = self._stored(point)
-            score = _score(trials, others or trials)
-            order = (point != self.incumbent, -score.seeds, score.ratio, score.cost)
-            found.append(((*order, sign * score.best), self.method_at(point), score))
-        found.sort(key=lambda each: each[0])
-        return [(candidate, score) for _, candidate, score in found]
+        ran = {p: self.trials.find(self.method_at(p), n) for p, n in self._tried.items()}
+        scores = {p: _score(own, ran.get(self.incumbent or (), own)) for p, own in ran.items()}
+        sign = -1.0 if self.trials.higher else 1.0
 
-    def _stored(self, point: Point) -> list[Trial]:
-        found = [self.trials.find(self.method_at(point), s) for s in range(self._tried[point])]
-        return [trial for trial in found if trial is not None]
+        def order(point: Point) -> tuple[float, ...]:
+            score = scores[point]
+            rest = (-score.seeds, score.ratio, score.cost, sign * score.best)
+            return (point != self.incumbent, *rest)
+
+        return [(self.method_at(point), scores[point]) for point in sorted(scores, key=order)]
 
 
 def _replace(point: Point, number: int, index: int) -> Point:

@@ -124,17 +124,10 @@ def _around(
     whole: bool = False,
     is_all: bool = False,
 ) -> Axis:
-    """Return the axis of a number times the powers of a factor.
+    """Return the axis of a number times the powers of a factor, from `low` to `high`.
 
-    Args:
-        name: The hyper-parameter.
-        own: The number.
-        value: The method's own value, which takes the number's place and may be None.
-        factor: The ratio of neighbours.
-        low: The smallest number.
-        high: The largest.
-        whole: Whether the values are whole numbers.
-        is_all: Whether None stands for the largest.
+    The method's own value takes the number's place and may be None. With `is_all`, None stands for
+    the largest number.
     """
     above: list[HyperParameter] = [*_grow(own, factor, high, whole)]
     if is_all and above:
@@ -334,14 +327,17 @@ def _takes(method: Tunable, name: str, value: HyperParameter, problem: Problem) 
 
 def given_axes(
     method: Tunable, problem: Problem, search: Values, *, is_fixed: bool = False
-) -> dict[str, Axis]:
-    """Return the axes of values that the user gave.
+) -> tuple[dict[str, Axis], list[Point] | None]:
+    """Return the axes of values that the user gave, and all combinations of these values.
 
     Args:
         method: The method.
         problem: The problem.
         search: Values by name. An empty list stands for the values of `search_space`.
         is_fixed: Whether the lists are complete. Otherwise numbers continue in both directions.
+
+    Returns:
+        The axes by name, and the points to run first, or None if all lists are empty.
 
     Raises:
         InputError: If a hyper-parameter is unknown.
@@ -365,7 +361,11 @@ def given_axes(
             axes[name] = usual[name]
         else:
             raise InputError(f"give the values of {name} to search, as in {name}=value,value")
-    return axes
+    indices = [
+        [i for i, value in enumerate(axis.values) if value in search[name]] or [axis.start]
+        for name, axis in axes.items()
+    ]
+    return axes, list(itertools.product(*indices)) if any(map(len, search.values())) else None
 
 
 def _given_axis(name: str, values: list[HyperParameter], is_fixed: bool) -> Axis:
@@ -389,20 +389,6 @@ def _given_axis(name: str, values: list[HyperParameter], is_fixed: bool) -> Axis
     is_open = numbers[-1] > 0 and None not in values
     above = _grow(numbers[-1], last, most, whole) if is_open else []
     return _extend(name, ordered, start, below, above)
-
-
-def all_points(axes: Mapping[str, Axis], search: Values) -> list[Point]:
-    """Return every combination of the values that are given, with the other axes at their start.
-
-    Args:
-        axes: The axes.
-        search: The values by name, which the axes have.
-    """
-    indices = [
-        [i for i, value in enumerate(axis.values) if value in search[name]] or [axis.start]
-        for name, axis in axes.items()
-    ]
-    return list(itertools.product(*indices))
 
 
 def build_candidate(method: Tunable, values: Mapping[str, HyperParameter]) -> Tunable:

@@ -441,10 +441,16 @@ class Trials:
             return replace(trial, cost=math.inf, capped=True)
         return trial
 
-    def find(self, method: AnyMethod, seed: int) -> Trial | None:
-        """Return a trial as the present limit shows it, also one that ended at a lower cap."""
-        known = self.known(method, seed, math.inf)
-        return known or self._trials.get(self._key(method, seed))
+    def find(self, method: AnyMethod, seeds: int) -> list[Trial]:
+        """Return the trials on the first seeds as the present limit shows them.
+
+        Trials that ended at a lower cap are among them, and those that have not run are left out.
+        """
+        known = (
+            self.known(method, seed, math.inf) or self._trials.get(self._key(method, seed))
+            for seed in range(seeds)
+        )
+        return [trial for trial in known if trial is not None]
 
     def history(self, method: AnyMethod, seed: int) -> History:
         """Return the run of a trial on a held-out seed. If it was stored, run it again."""

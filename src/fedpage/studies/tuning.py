@@ -26,7 +26,6 @@ from fedpage.studies.halving import FINAL, Halving
 from fedpage.studies.search import Search
 from fedpage.studies.space import (
     Values,
-    all_points,
     counts_bytes,
     given_axes,
     search_space,
@@ -149,8 +148,7 @@ def tune(
         method = with_codecs(method, given) if codecs else method
         axes = search_space(method, problem, fixed=given, codecs=codecs)
     else:
-        axes = given_axes(method, problem, search, is_fixed=fixed_grid)
-        design = all_points(axes, search) if any(map(len, search.values())) else None
+        axes, design = given_axes(method, problem, search, is_fixed=fixed_grid)
     found = Search(trials, method, axes, seeds=seeds, design=design)
     trials.ask(limit_runs(question, problem, method, limit))
     cut = ""
@@ -162,8 +160,7 @@ def tune(
         raise InputError("the search ended before its first runs; give it more time or more runs")
     winner = Candidate(*find_entry(method), method, rounds=rounds).with_search(found)
     held_out, ranked = 0, [winner]
-    ran = (trials.find(winner.method, seed) for seed in range(winner.scores[0][1].seeds))
-    if any(trial is not None and math.isfinite(trial.cost) for trial in ran):
+    if any(math.isfinite(each.cost) for each in trials.find(winner.method, seeds)):
         trials.max_runs = trials.deadline = None
         held_out, ranked = _evaluate(trials, [winner], held_out_seeds)
     return Tuning(
@@ -309,7 +306,9 @@ def choose(
     )  # fmt: skip
 
 
-def _evaluate(trials: Trials, results: Sequence[Candidate], seeds: int) -> tuple[int, list[Candidate]]:
+def _evaluate(
+    trials: Trials, results: Sequence[Candidate], seeds: int
+) -> tuple[int, list[Candidate]]:
     """Run methods on held-out seeds, at least six, and return their number and the ranking."""
     deadline = trials.deadline
     rows: list[list[Trial]] = []

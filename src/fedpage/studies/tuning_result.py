@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedpage.core.columns import describe_column, list_axes
-from fedpage.core.display import html_table
 from fedpage.core.types import HyperParameter
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
@@ -114,8 +113,7 @@ class Tuning:
     @property
     def title(self) -> str:
         """The question and the number of held-out seeds."""
-        count = len(self.held_out_seeds)
-        return f"{self.goal}: median and its interval over {count} held-out seeds"
+        return f"{self.goal}: median and its interval over {self.held_out} held-out seeds"
 
     @property
     def points(self) -> list[tuple[dict[str, float | str], float]]:
@@ -139,24 +137,24 @@ class Tuning:
 
     # --- texts ------------------------------------------------------------------------------------
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Arrange the ranking as headings and cells."""
+    def table(self) -> Table:
+        """Return the ranking as a table."""
         cost, column = self.question.cost.column, self.question.target.column
         at_end = f"{describe_column(column).label} at the end"
-        head = ["method", cost.label, "", "end at target", at_end, "settings", "remarks"]
+        head = ("method", cost.label, "", "end at target", at_end, "settings", "remarks")
         rows = [
-            [
+            (
                 each.label,
                 each.describe(cost.unit),
                 "tied" if each.is_tied and len(self.tied) > 1 else "",
-                f"{each.at_end}/{len(self.held_out_seeds)}",
+                f"{each.at_end}/{self.held_out}",
                 f"{each.value:.3g}",
                 each.settings,
                 "; ".join(filter(None, (*each.demands, each.note))),
-            ]
+            )
             for each in self.ranking
         ]
-        return head, rows
+        return replace(Table.of_texts(head, rows), caption=self.title, notes=tuple(self.notes))
 
     def eliminations(self) -> list[str]:
         """Return a line for each reason of elimination, with costs over the first's."""
@@ -193,7 +191,7 @@ class Tuning:
         if others:
             parts.append(
                 f"{join(others)} {'is' if len(others) == 1 else 'are'} tied with it: "
-                f"{len(self.held_out_seeds)} held-out seeds do not tell them apart."
+                f"{self.held_out} held-out seeds do not tell them apart."
             )
         if chosen is not first and first.sample is not None and own is not None:
             lower = "lower" if first.sample.median < own.median else "same"
@@ -261,13 +259,10 @@ class Tuning:
         return f"Tuning({text}; {self.runs} runs; print it for the table)"
 
     def _repr_html_(self) -> str:
-        return html_table(self.title, *self.rows(), *self.notes)
+        return self.table()._repr_html_()
 
     def __str__(self) -> str:
-        from tabulate import tabulate
-
-        lines = tabulate(self.rows()[1], tablefmt="plain", disable_numparse=True)
-        return "\n".join([self.title, lines, *self.notes])
+        return self.table().to_text()
 
 
 def join(words: Sequence[str]) -> str:
@@ -324,7 +319,7 @@ def write_page(
             " Methods that the seeds do not tell apart from the first are tied (rank-sum tests of "
             "all pairs, Holm's correction, 5 %)."
         )
-    tables = [Table.of_texts(*found.rows(), note)]
+    tables = [replace(found.table(), caption="", notes=(note,))]
     lines = [line.rstrip(".").partition(": ")[::2] for line in found.eliminations()]
     if lines:
         tables.append(Table.of_texts(["eliminated", "methods"], lines, found.effort))

@@ -20,7 +20,7 @@ from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.run_archive import open_source
 from fedpage.studies.search import Search
-from fedpage.studies.space import all_points, given_axes
+from fedpage.studies.space import given_axes
 from fedpage.studies.study import Study
 from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, describe_problem
 
@@ -72,8 +72,8 @@ def search(
         )  # fmt: skip
         store = out / "tuning" / f"{figure}.jsonl"
         trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
-        axes = given_axes(method, problem, values, is_fixed=True)
-        found = Search(trials, method, axes, seeds=grid.seeds, design=all_points(axes, values))
+        axes, design = given_axes(method, problem, values, is_fixed=True)
+        found = Search(trials, method, axes, seeds=grid.seeds, design=design)
         found.run()
         best: Any = found.best
         held_out = range(HELD_OUT_SEED, HELD_OUT_SEED + grid.seeds)
