@@ -300,6 +300,15 @@ def test_every_cost_is_on_the_menu(runs, tmp_path):
     )
 
 
+def test_the_menu_has_no_cost_that_a_history_lacks(runs, tmp_path):
+    bare = fp.History(runs[0].meta)
+    for row in runs[0].rows:
+        bare.append({name: value for name, value in row.items() if "gradients" not in name})
+    text = fp.report([bare, runs[1]], tmp_path / "r.html").read_text()
+    curve = read_data(text)["curves"][0]
+    assert set(curve["costs"]) == set(AXES) - {"gradients", "gradients_per_client"}
+
+
 def test_any_recorded_column_is_on_the_menu(runs, tmp_path):
     copies = []
     for run in runs:

@@ -363,7 +363,7 @@ def test_compare_draws_a_figure(run, refused, tmp_path):
     for more, text in (
         (("--figure", "f.xyz"), "no such format of figures"),
         (("--figure", "f.pdf", "--x", "miles"), "'miles' is not a cost"),
-        (("--figure", "f.pdf", "--figure-width", "3"), "width must be single, double or screen"),
+        (("--figure", "f.pdf", "--figure-width", "3"), "figure-width must be 'single'"),
         (("--x", "bytes"), "--figure"),
     ):
         refused((*words, "--out", "d", *more), text)

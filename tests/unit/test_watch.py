@@ -98,7 +98,6 @@ def test_the_pace_is_that_of_the_last_rounds():
     seen = {number: pace.observe(number) for number in range(6, 56)}
     assert (seen[6], seen[15]) == (10.0, 10.0)
     assert seen[55] == pytest.approx(1.0)
-    assert RunStatus(round=55, rounds=155, seconds_per_round=1.0).seconds_left == 100.0
 
 
 # --- states ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fedpage.callbacks.base import Callback, RunInfo
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import StopReason, Vector
 from fedpage.runs.history import History
+from fedpage.runs.toml import flatten
 
 if TYPE_CHECKING:
     import wandb
@@ -69,9 +70,10 @@ class Track(Callback):
     def on_run_start(self, info: RunInfo) -> None:
         """Create the run in every tracker."""
         method, seed = info.meta.get("method", {}).get("name", "run"), info.meta.get("seed", 0)
+        settings = {name: str(value) for name, value in flatten(info.meta).items()}
         self._started = []
         for tracker in self.trackers:
-            tracker.start(self.name or f"{method} seed {seed}", flatten(info.meta))
+            tracker.start(self.name or f"{method} seed {seed}", settings)
             self._started.append(tracker)
 
     def on_record(self, record: Mapping[str, float], x: Vector) -> None:
@@ -86,21 +88,6 @@ class Track(Callback):
         with ExitStack() as stack:
             for tracker in self._started:
                 stack.callback(tracker.finish, reason, history.stop_detail)
-
-
-def flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Return nested tables as one table of texts.
-
-    >>> flatten({"seed": 1, "method": {"S": 2}})
-    {'seed': '1', 'method.S': '2'}
-    """
-    flat: dict[str, str] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
 
 
 _FAILURES = (StopReason.INTERRUPTED, StopReason.ROUND_FAILED)

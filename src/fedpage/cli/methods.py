@@ -124,7 +124,7 @@ def _explain(name: str, entry: MethodEntry) -> None:
     rows = []
     for each in describe.exchanges(entry, every=True):
         meaning = describe.first_sentence(each.message)
-        rare = "" if each.message in usual else " (not with the defaults)"
+        rare = "" if each.message in usual else " (only if clients fail to answer)"
         rows.append((each.vectors, f"{each.down.names} → {each.up.names}", meaning + rare))
     _print_section("Messages: vectors down/up, fields sent → sent back", rows)
 

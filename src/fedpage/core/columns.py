@@ -99,8 +99,15 @@ ALIASES = {"rounds": "round", "contacts": "clients", "up": "bytes_up", "down": "
 
 
 def list_axes(recorded: Iterable[Collection[str]]) -> tuple[str, ...]:
-    """Return the costs that a report of runs with these columns offers as axis, in menu order."""
-    return (*AXES, SIMULATED) if all(SIMULATED in columns for columns in recorded) else AXES
+    """Return the costs that a report of runs with these columns offers as axis, in menu order.
+
+    A cost is left out where a run has recorded neither it nor the columns it is computed from.
+    """
+    axes: tuple[str, ...] = (*AXES, SIMULATED)
+    for columns in recorded:
+        row = dict.fromkeys(columns, 0.0)
+        axes = tuple(name for name in axes if not math.isnan(read_column(row, name)))
+    return axes
 
 
 def read_column(row: Mapping[str, float], name: str) -> float:

@@ -313,15 +313,9 @@ class FedpageStrategy(Strategy):
             "metrics": self._describe_metrics(own),
         }
         policy = config.policy
-        meta = describe_run(
-            self.method,
-            problem,
-            seed=config.seed,
-            rounds=config.rounds,
-            record_every=config.record_every,
-            x0=None if own is None else start_of(own),
-            stop={} if stop is None else stop.describe(),
-        )
+        x0 = None if own is None else start_of(own)
+        ending = {} if stop is None else stop.describe()
+        meta = describe_run(self.method, problem, config, x0, ending)
         return meta | {
             "federation": config.out,
             "evaluation": config.evaluation,

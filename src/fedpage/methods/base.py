@@ -66,6 +66,8 @@ class BaseMethod:
     """Authors and year."""
     messages: ClassVar[MessageTypes] = {}
     """Every message type with the type of the reply to it."""
+    fallback_messages: ClassVar[tuple[type, ...]] = ()
+    """Those that are sent only where called clients fail to answer."""
     client_state: ClassVar[type[Any] | None] = None
     """The NamedTuple of vectors that each client keeps, zero at first, or None."""
     needs_numpy: ClassVar[bool] = False

@@ -135,6 +135,7 @@ class PassStartFedPAGE(FedPAGE):
 
     name = "FedPAGE-pass-start"
     messages = {**FedPAGE.messages, **passes.MESSAGES}
+    fallback_messages = (TwoPoints,)
     changes = {**FedPAGE.changes, **passes.CHANGES}
     gradients = {**FedPAGE.gradients, **passes.GRADIENTS}
 

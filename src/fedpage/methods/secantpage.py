@@ -101,6 +101,7 @@ class SecantPAGE(BaseMethod):
     name = "SecantPAGE"
     paper = "this library"
     messages = passes.MESSAGES
+    fallback_messages = (TwoPoints,)
     checks = {
         **dict.fromkeys(("damping", "ridge", "first_step"), validate.positive),
         "window": validate.whole,

@@ -16,19 +16,12 @@ import numpy as np
 from fedpage.codecs.message_codec import Compressible
 from fedpage.core.errors import InputError
 from fedpage.core.messages import field_names, layout_of
-from fedpage.core.random import RoundDraws
-from fedpage.core.types import AnyMethod, Replies
 from fedpage.methods.registry import GROUPS, METHODS, MethodEntry
 from fedpage.methods.schedules import Constant, Schedule
 from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")
 """Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
-_ROUNDS = 64
-"""Rounds in which every message of a method's defaults has occurred."""
-_CLIENTS = 40
-_REPLIES = {2: np.ones(2), 1: np.full(1, 100.0)}
-"""Replies of a vector of two and of a number, such as a client's rows."""
 
 
 class Parts(NamedTuple):
@@ -79,46 +72,17 @@ def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
 
     Args:
         entry: The method.
-        every: Include messages that only occur with other hyper-parameters than the defaults.
+        every: Include messages that are sent only where called clients fail to answer.
     """
-    messages: dict[type, type] = dict(entry.cls.messages)  # type: ignore[call-overload]
+    rare = () if every else getattr(entry.cls, "fallback_messages", ())
     compressible: Compressible = {}
     if has_codec(entry, "up"):
         compressible = getattr(entry(), "compressible", {})
     return [
-        Exchange(
-            message, Parts.of(message), Parts.of(messages[message]),
-            tuple(compressible.get(message, ())),
-        )
-        for message in (messages if every else _used_messages(entry, messages))
-    ]  # fmt: skip
-
-
-def _used_messages(entry: MethodEntry, messages: dict[type, type]) -> list[type]:
-    """Find the messages that the defaults send, without a codec and with one."""
-    codecs = [codec for codec in _PROBES if has_codec(entry, "up") and _accepts(entry, codec)]
-    seen: set[type] = set()
-    try:
-        for method in (entry(), *(entry(up=codec) for codec in codecs)):
-            seen |= _replay(method, messages)
-    except (ArithmeticError, InputError, LookupError, TypeError, ValueError):
-        return list(messages)  # its defaults do not run as they are
-    return [message for message in messages if message in seen]
-
-
-def _replay(method: AnyMethod, messages: dict[type, type]) -> set[type]:
-    """Collect the messages of a run with made-up replies."""
-    seen: set[type] = set()
-    state = method.init(np.zeros(2), _CLIENTS)
-    with np.errstate(all="ignore"):
-        for round in range(_ROUNDS):
-            call = method.call(state, RoundDraws(0, round))
-            seen.add(type(call.message))
-            reply = messages[type(call.message)]
-            sizes = layout_of(reply, 2, np.dtype(np.float64)).sizes
-            mean = reply(*(_REPLIES[size] for size in sizes))
-            state = method.server(state, Replies(mean, call.clients))
-    return seen
+        Exchange(message, Parts.of(message), Parts.of(reply), tuple(compressible.get(message, ())))
+        for message, reply in entry.cls.messages.items()  # type: ignore[attr-defined]
+        if message not in rare
+    ]
 
 
 def traffic(entry: MethodEntry) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
-from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import Vector
+from fedpage.core.validate import choice
 from fedpage.report.bands import (
     Band,
     Summary,
@@ -231,7 +232,6 @@ def curves(
         InputError: No run has a record, or the quantiles are not two numbers from 0 to 1.
     """
     from matplotlib.figure import Figure
-    from matplotlib.transforms import ScaledTranslation
 
     groups, summary = by_method(_require_runs(histories)), Summary(band, quantiles)
     if ax is None:
@@ -241,12 +241,10 @@ def curves(
     is_log = _draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
     if title:
         ax.set_title(title)
-    below = ScaledTranslation(0, -3.6 * size.font / 72, ax.figure.dpi_scale_trans)  # of the labels
     longest = max(text_width(label, size.font) for label in groups)
     ax.legend(
         frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), handlelength=3.0,
-        bbox_transform=ax.transAxes + below, borderaxespad=0.0, fontsize=size.font,
-        ncols=max(1, min(4, int(inches / (longest + 0.9)))),
+        borderaxespad=3.6, fontsize=size.font, ncols=max(1, min(4, int(inches / (longest + 0.9)))),
         title=summary.describe(groups, is_log=is_log) or None,
     )  # fmt: skip
     return ax
@@ -285,7 +283,7 @@ def draw_figure(
     """
     from matplotlib.figure import Figure
 
-    check_width(width)
+    choice("a figure", "width", width, ("single", "double", "screen"))
     summary = summary or Summary()
     count = len(figure.panels)
     rows = -(-count // figure.columns)
@@ -327,17 +325,6 @@ def draw_figure(
     lines = rows * lines + len(heading.splitlines())
     page.set_size_inches(inches, rows * height + legend + 1.3 * (size.font + 1) / 72 * lines)
     return page
-
-
-def check_width(width: str) -> Width:
-    """Return the width, or refuse it.
-
-    Raises:
-        InputError: It is not "single", "double" or "screen".
-    """
-    if width in ("single", "double", "screen"):
-        return cast("Width", width)
-    raise InputError(f"width must be single, double or screen, not {short_repr(width)}")
 
 
 @dataclass(frozen=True)

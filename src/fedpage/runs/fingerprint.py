@@ -8,11 +8,11 @@ import json
 import platform
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fedpage._version import __version__
 from fedpage.codecs import IDENTITY, Codec
-from fedpage.core.columns import RecordEvery, check_record_every
+from fedpage.core.columns import check_record_every
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.function_digest import PACKAGE, source_digest
 from fedpage.core.types import AnyMethod, Vector
@@ -39,35 +39,23 @@ Code: TypeAlias = type | Schedule
 
 
 def describe_run(
-    method: AnyMethod,
-    problem: Mapping[str, object],
-    *,
-    seed: int,
-    rounds: int,
-    record_every: RecordEvery,
-    x0: Vector | None,
-    stop: Mapping[str, object],
+    method: AnyMethod, problem: Mapping[str, object], run: Any, x0: Vector | None, stop: object
 ) -> dict[str, object]:
-    """Return the provenance of a run, as `History.meta` holds it.
+    """Return the provenance of a run as plain values, as `History.meta` holds it.
 
     Args:
         method: The method.
         problem: What `Problem.describe` returns.
-        seed: The run's seed.
-        rounds: The run's number of rounds.
-        record_every: The number of rounds between two records, or "log".
+        run: A `RunSpec` or a run config, with `seed`, `rounds` and `record_every`.
         x0: (d,) the first model, or None if it is zero by default.
         stop: The fields of a `Stop`, or the digest of a function.
-
-    Returns:
-        Plain values, which JSON and TOML can hold.
     """
     return {
         "method": describe_method(method),
         "problem": problem,
-        "seed": int(seed),
-        "rounds": int(rounds),
-        "record_every": check_record_every(record_every),
+        "seed": int(run.seed),
+        "rounds": int(run.rounds),
+        "record_every": check_record_every(run.record_every),
         "x0": describe_start(x0),
         "stop": stop,
         "versions": versions(),

@@ -169,10 +169,9 @@ class Runs(Sequence[History]):
         rows = [{**table, **row} for table, history in runs for row in history.rows]
         frame = polars.DataFrame(rows, infer_schema_length=None)
         settings = dict.fromkeys(chain.from_iterable(tables))
-        groups = list(dict.fromkeys(name.partition(".")[0] for name in settings))
-        places = {name: groups.index(name.partition(".")[0]) for name in settings}
-        order = sorted(frame.columns, key=lambda name: places.get(name, len(groups)))
-        return frame.select(order)
+        groups = [*dict.fromkeys(name.partition(".")[0] for name in settings)]
+        order = sorted(settings, key=lambda name: groups.index(name.partition(".")[0]))
+        return frame.select([*dict.fromkeys((*order, *frame.columns))])
 
     def to_pandas(self) -> DataFrame:
         """Return the table as a pandas frame (needs `pip install fedpage[pandas]`)."""

@@ -39,7 +39,6 @@ from fedpage.runs.history_file import (
     Meta,
     Model,
     add_record,
-    cut_short,
     model_path,
     parse_lines,
     read_model,
@@ -376,7 +375,10 @@ class History:
             return history
         history.stop_reason, history.stop_detail = StopReason.INTERRUPTED, "the file has no end"
         if not is_running and model_path(path).exists():  # it is written just before the end
-            raise cut_short(history, path)
+            raise InputError(
+                f"{path}: cut short, only {len(history.rows)} records are left; restore a copy, or "
+                "resume the run, which computes again what is missing"
+            )
         if warn and not is_running:
             _LOG.warning(
                 "%s: has no end, only %s records: the run was killed and can be resumed, or the "

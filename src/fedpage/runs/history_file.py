@@ -47,8 +47,6 @@ class _Header(msgspec.Struct):
 
     format: str
     meta: dict[str, Any]
-    whole: bool = False
-    """Whether the file was written as a whole, so that it must have a last line."""
 
 
 class HistoryEnd(msgspec.Struct):
@@ -70,7 +68,7 @@ class HistoryEnd(msgspec.Struct):
 def write_history(history: History, path: Path) -> None:
     """Write a history as JSON lines, and its model beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = header_line(history.meta, is_whole=True)
+    header = header_line(history.meta)
     body = b"".join(map(encode_line, [*history.rows, *history.events]))
     end = end_line(history, path, header, hashlib.sha256(body))
     put(path, header + body + end)
@@ -87,9 +85,9 @@ def encode_line(entry: Mapping[str, object]) -> bytes:
     return json.dumps({**entry, **odd}).encode("utf-8") + b"\n"
 
 
-def header_line(meta: Mapping[str, object], *, is_whole: bool = False) -> bytes:
-    """Return the first line; `is_whole` promises that the file has its last line too."""
-    return encode_line({"format": _FORMAT, "whole": is_whole, "meta": meta})
+def header_line(meta: Mapping[str, object]) -> bytes:
+    """Return the first line."""
+    return encode_line({"format": _FORMAT, "meta": meta})
 
 
 def end_line(history: History, path: Path, header: bytes, body: hashlib._Hash) -> bytes:
@@ -177,21 +175,10 @@ def parse_lines(history: History, text: str, path: Path) -> HistoryEnd | None:
             raise InputError(f"{path}, line {number}: not a line of a fedpage history") from None
     if header is None:
         raise InputError(f"{path}: empty, not a fedpage history")
-    if end is None:
-        if header.whole:
-            raise cut_short(history, path)
-        return None
-    history.stop_reason, history.stop_detail = end.end, end.detail
-    history.first_loss = end.first_loss
+    if end is not None:
+        history.stop_reason, history.stop_detail = end.end, end.detail
+        history.first_loss = end.first_loss
     return end
-
-
-def cut_short(history: History, path: Path) -> InputError:
-    """Return the error for a file that has lost its last lines."""
-    return InputError(
-        f"{path}: cut short, only {len(history.rows)} records are left; restore a copy, or resume "
-        "the run, which computes again what is missing"
-    )
 
 
 def add_record(history: History, row: Mapping[str, object]) -> None:

@@ -103,29 +103,18 @@ class RunSpec:
         ending: Mapping[str, object] = {}
         if stop is not None:
             ending = {"function": function_digest(stop)} if callable(stop) else stop.describe()
-        own = own_start(problem)
-        has_start = options.x0 is not None or own is not None
-        meta = describe_run(
-            self.method,
-            problem.describe(),
-            seed=self.seed,
-            rounds=self.rounds,
-            record_every=self.record_every,
-            x0=start_of(problem, options.x0) if has_start else None,
-            stop=ending,
-        )
+        has_start = options.x0 is not None or own_start(problem) is not None
+        x0 = start_of(problem, options.x0) if has_start else None
+        meta = describe_run(self.method, problem.describe(), self, x0, ending)
         if isinstance(problem, ClientScoring):
             meta |= problem.describe_reference()
         if options.evaluate != "pooled":
             meta["evaluate"] = options.evaluate
-        if options.faults is not None:
-            meta["faults"] = options.faults.describe()
-        if options.devices is not None:
-            meta["devices"] = options.devices.describe()
-        if options.aggregation is not None and options.aggregation.name != "mean":
-            meta["aggregation"] = options.aggregation.describe()
-        if options.policy is not None and options.policy.describe():
-            meta["policy"] = options.policy.describe()
+        for name in ("faults", "devices", "aggregation", "policy"):
+            part = getattr(options, name)
+            about = {} if part is None else part.describe()
+            if about not in ({}, {"name": "mean"}):
+                meta[name] = about
         return meta
 
 

@@ -5,7 +5,6 @@ A run never reads its status, and a run that cannot write it continues.
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,13 +52,6 @@ class RunStatus:
     end: str = ""
     detail: str = ""
     written: float = 0.0
-
-    @property
-    def seconds_left(self) -> float:
-        """The time that the remaining rounds will take, or NaN if not known."""
-        if not self.seconds_per_round or not self.rounds:
-            return math.nan
-        return (self.rounds - self.round) * self.seconds_per_round
 
 
 def write_status(folder: Path, status: RunStatus) -> None:

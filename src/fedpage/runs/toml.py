@@ -25,20 +25,16 @@ def read(path: str | os.PathLike[str]) -> Settings:
     Raises:
         InputError: If the file cannot be read, or is not TOML.
     """
-    try:
-        return loads(Path(path).read_text(encoding="utf-8"), os.fspath(path))
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text") from None
+    from fedpage.data.files import check_file  # it imports numpy, which takes time
+
+    check_file(Path(path))
+    return loads(Path(path).read_bytes(), os.fspath(path))
 
 
-def loads(text: str, source: str) -> Settings:
+def loads(text: str | bytes, source: str) -> Settings:
     """Parse TOML text; an InputError names its source and the line."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except ValueError as error:
         raise InputError(f"{source}: not TOML ({error})") from None
 
