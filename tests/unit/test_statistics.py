@@ -106,10 +106,8 @@ def test_the_rank_test_without_ties_is_scipys(monkeypatch):
 
 def test_holm_steps_down():
     """An adjusted p-value is at least those before it, and at most 1."""
-    assert holm([0.5, 0.001, 0.02]) == pytest.approx([0.5, 0.003, 0.04])
-    assert holm([0.02, 0.019]) == pytest.approx([0.038, 0.038])
+    assert holm([0.5, 0.001, 0.02, 0.019]) == pytest.approx([0.5, 0.004, 0.057, 0.057])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_a_ranking_says_who_is_tied_with_the_first():
@@ -356,8 +354,8 @@ def test_ranks_refuse_what_is_missing(costs, fault):
 def test_the_diagram_of_ranks_shows_every_method_and_group(tmp_path):
     names = ("FedPAGE", "SCAFFOLD", "FedAvg", "FedProx")
     ranks = fp.rank_over_problems(by_problem(PAIRED, names))
-    figure = fp.plot_critical_difference(ranks, tmp_path / "cd.png")
-    assert (tmp_path / "cd.png").stat().st_size > 3000
+    figure = fp.plot_critical_difference(ranks, tmp_path / "cd.pdf")
+    assert b"CreationDate" not in (tmp_path / "cd.pdf").read_bytes()
     (axes,) = figure.axes
     texts = [text.get_text() for text in axes.texts]
     assert {"FedPAGE  1.40", "SCAFFOLD  1.60", "3.40  FedAvg", "3.60  FedProx"} <= set(texts)

@@ -181,13 +181,11 @@ def evaluate(
         return CheckedClaim(claim, UNDECIDED, (), "none of its figures has been run")
 
     def find(choices: Mapping[str, str]) -> tuple[Finding, ...]:
-        found = []
-        for name in present:
-            if claim.kind == "steps":
-                found += _steps(claim, name, (tuned or {}).get(name, ()), choices)
-            else:
-                found += _KINDS[claim.kind](claim, figures[name], choices)
-        return tuple(found)
+        if claim.kind == "steps":
+            found = (_steps(claim, name, (tuned or {}).get(name, ()), choices) for name in present)
+        else:
+            found = (_KINDS[claim.kind](claim, figures[name], choices) for name in present)
+        return tuple(itertools.chain.from_iterable(found))
 
     findings = find({})
     if claim.kind == "steps" and not findings:

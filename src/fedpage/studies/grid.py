@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
@@ -243,6 +243,15 @@ class StudyProblem:
     grid: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
+class RunKey(NamedTuple):
+    """Name a run of a study: problem, method, setting of the grids ("step=0.1"), and seed."""
+
+    problem: str
+    method: str
+    setting: str
+    seed: int
+
+
 @dataclass(frozen=True)
 class Curve:
     """A method with one setting of the grids, on a problem: runs that differ by seeds.
@@ -267,6 +276,10 @@ class Curve:
     def setting_text(self) -> str:
         """The setting in words, such as "step=0.1, K=5"."""
         return describe_setting(self.setting)
+
+    def key(self, seed: int) -> RunKey:
+        """Return the name of the run with a seed."""
+        return RunKey(self.problem, self.method, self.setting_text, seed)
 
 
 def describe_setting(values: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +23,12 @@ from fedpage.report.summary import end_value
 from fedpage.report.titles import describe_runs
 from fedpage.runs.config import ProblemConfig
 from fedpage.runs.history import History
-from fedpage.studies.claims import CheckedClaim
+from fedpage.studies.claims import CheckedClaim, evaluate
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.grid import (
     Curve,
     FigureConfig,
+    RunKey,
     Selection,
     TableConfig,
     describe_setting,
@@ -37,20 +38,6 @@ from fedpage.studies.statistics import CostSample
 
 if TYPE_CHECKING:
     from fedpage.studies.study import Study
-
-
-class RunKey(NamedTuple):
-    """Name a run of a study: problem, method, setting of the grids ("step=0.1"), and seed."""
-
-    problem: str
-    method: str
-    setting: str
-    seed: int
-
-
-def key_of(curve: Curve, seed: int) -> RunKey:
-    """Return the name of a curve's run."""
-    return RunKey(curve.problem, curve.method, curve.setting_text, seed)
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,7 @@ class StudyResults:
 
     def _runs_of(self, curve: Curve) -> list[History]:
         """Return the finished runs of a curve, in the order of the seeds."""
-        keys = (key_of(curve, seed) for seed in self.study.config.seed_list)
+        keys = (curve.key(seed) for seed in self.study.config.seed_list)
         return [self.runs[key] for key in keys if key in self.runs]
 
     def _values(self, part: Selection, curve: Curve, name: str) -> set[Any]:
@@ -188,6 +175,11 @@ class StudyResults:
                 found[name] = Comparison.of_runs(groups, target, cost, title, remarks)
         return found
 
+    def claims(self) -> list[CheckedClaim]:
+        """Check the study's claims."""
+        figures = self.figures()
+        return [evaluate(claim, figures) for claim in self.study.config.claims]
+
 
 def _end(run: History, column: str) -> float:
     """Return the value at the end, with the sign that makes less better; inf if f rose."""
@@ -232,16 +224,15 @@ def write_report(study: Study, path: Path) -> Path:
     Raises:
         InputError: No run has ended.
     """
-    runs = _finished(study)
-    figures, comparisons = study.figures(runs), study.comparisons(runs)
+    found = StudyResults(study, _finished(study))
     return write_page(
         path,
         title=study.config.title or f"Study {study.config.name}",
         studies=[study],
-        runs=list(runs.values()),
-        figures=list(figures.values()),
-        comparisons=list(comparisons.values()),
-        claims=study.claims(figures),
+        runs=list(found.runs.values()),
+        figures=list(found.figures().values()),
+        comparisons=list(found.comparisons().values()),
+        claims=found.claims(),
     )
 
 
@@ -329,7 +320,7 @@ def write_figures(study: Study, folder: Path, suffixes: Sequence[str] | None = N
     if suffixes is None:
         suffixes = (".png", ".pdf", ".svg", *((".pgf",) if find_tex() else ()))
     files = []
-    for name, figure in study.figures(_finished(study)).items():
+    for name, figure in StudyResults(study, _finished(study)).figures().items():
         about = study.config.named_figures()[name]
         drawn = draw_figure(
             figure,
@@ -378,7 +369,7 @@ def write_records(study: Study, path: Path) -> Path:
     rows = []
     runs = _finished(study)
     for curve, seed in product(study.curves, study.config.seed_list):
-        history = runs.get(key_of(curve, seed))
+        history = runs.get(curve.key(seed))
         about = {"problem": curve.problem, "method": curve.label, **curve.setting, "seed": seed}
         rows += [about | dict(row) for row in (history.rows if history else ())]
     columns = dict.fromkeys(name for row in rows for name in row)
@@ -413,11 +404,10 @@ def export(study: Study, folder: Path, *, records: str = "csv") -> list[Path]:
     """
     if records not in ("csv", "parquet"):
         raise InputError(f"records are written as csv or parquet, not {short_repr(records)}")
-    runs = _finished(study)
     return [
         write_report(study, folder / "report.html"),
         *write_figures(study, folder / "figures"),
-        *write_tables(study.comparisons(runs), folder / "tables"),
+        *write_tables(study.comparisons(), folder / "tables"),
         write_records(study, folder / f"records.{records}"),
     ]
 

@@ -9,6 +9,8 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
@@ -20,11 +22,12 @@ from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, StopRule, as_options
-from fedpage.studies.claims import CheckedClaim, evaluate
+from fedpage.studies.claims import CheckedClaim
 from fedpage.studies.comparison import Comparison
 from fedpage.studies.grid import (
     Curve,
     FigureConfig,
+    RunKey,
     StudyConfig,
     StudyProblem,
     list_curves,
@@ -32,7 +35,7 @@ from fedpage.studies.grid import (
     read_study,
 )
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.results import RunKey, StudyResults, is_about, key_of
+from fedpage.studies.results import StudyResults, is_about
 from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 
 DEFAULT_STORE = Path("runs") / "store"
@@ -89,7 +92,7 @@ class Study:
             "problems": _plain(problems, "problems"),
             "methods": _plain(methods, "methods"),
             "rounds": rounds,
-            "seeds": seeds if isinstance(seeds, int) else list(seeds),
+            "seeds": _plain_seeds(seeds),
             "grid": {name: list(values) for name, values in (grid or {}).items()},
             "record_every": record_every,
             "target": target,
@@ -198,7 +201,7 @@ class Study:
                     raise
                 place = f"{self._where}: {curve.label} on {curve.problem}"
                 raise InputError(f"{place}: {error}") from None
-            found |= {key_of(curve, plan.spec.seed): plan for plan in plans}
+            found |= {curve.key(plan.spec.seed): plan for plan in plans}
         return found
 
     def sources(self) -> dict[str, ProblemConfig | Problem]:
@@ -298,30 +301,17 @@ class Study:
 
     # --- figures, tables, claims ---
 
-    def figures(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, FigureRuns]:
-        """Return the figures with their finished runs, by name.
+    def figures(self) -> dict[str, FigureRuns]:
+        """Return the figures with their finished runs, by name."""
+        return StudyResults(self, self.runs()).figures()
 
-        Args:
-            runs: The finished runs, if they are loaded already.
-        """
-        return StudyResults(self, self.runs() if runs is None else runs).figures()
+    def comparisons(self) -> dict[str, Comparison]:
+        """Compare the costs to the target, by table and problem."""
+        return StudyResults(self, self.runs()).comparisons()
 
-    def comparisons(self, runs: Mapping[RunKey, History] | None = None) -> dict[str, Comparison]:
-        """Compare the costs to the target, by table and problem.
-
-        Args:
-            runs: The finished runs, if they are loaded already.
-        """
-        return StudyResults(self, self.runs() if runs is None else runs).comparisons()
-
-    def claims(self, figures: Mapping[str, FigureRuns] | None = None) -> list[CheckedClaim]:
-        """Check the study's claims.
-
-        Args:
-            figures: The figures with their runs, if they are made already.
-        """
-        figures = self.figures() if figures is None else figures
-        return [evaluate(claim, figures) for claim in self.config.claims]
+    def claims(self) -> list[CheckedClaim]:
+        """Check the study's claims on the finished runs."""
+        return StudyResults(self, self.runs()).claims()
 
 
 def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
@@ -339,6 +329,13 @@ def _plain(tables: object, what: str) -> dict[str, Any]:
         str(name): dict(value) if isinstance(value, Mapping) else value
         for name, value in tables.items()
     }
+
+
+def _plain_seeds(seeds: object) -> object:
+    """Make Python's integers of numpy's; `StudyConfig` refuses other things."""
+    if isinstance(seeds, Iterable) and not isinstance(seeds, (str, bytes)):
+        return [_plain_seeds(seed) for seed in seeds]
+    return int(seeds) if isinstance(seeds, np.integer) else seeds
 
 
 def _check_known(names: Iterable[str], known: Iterable[str], place: str) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import check_file
@@ -89,17 +87,9 @@ def study_of_methods(
     """
     if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
         raise InputError(f"methods must be a list of methods, not {short_repr(methods)}")
-    if isinstance(seeds, (bool, str)) or not isinstance(seeds, (int, np.integer, Iterable)):
-        raise InputError(
-            f"seeds must be a number of seeds or a list of seeds, not {short_repr(seeds)}"
-        )
     methods = list(methods)
-    if isinstance(seeds, (int, np.integer)):
-        seeds = int(seeds)
-    else:
-        seeds = [int(seed) if isinstance(seed, np.integer) else seed for seed in seeds]
-    if not methods or seeds in ([], 0):
-        raise InputError("nothing to run: give at least one method and one seed")
+    if not methods:
+        raise InputError("nothing to run: give at least one method")
     names = [f"{number}-{slug(method.name)}" for number, method in enumerate(methods)]
     tables = dict(zip(names, methods, strict=True))
     study = Study({"problem": problem}, tables, seeds=seeds, store=None, **settings)
