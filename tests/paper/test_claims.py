@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,11 +22,10 @@ from fedpage.studies.claims import (
     CheckedClaim,
     Claim,
     Finding,
-    TunedCurve,
     combine,
     evaluate,
 )
-from fedpage.studies.paper import book
+from fedpage.studies.paper import book, tuning
 
 LOW, HIGH = [0.010, 0.011, 0.009, 0.012, 0.010], [0.05, 0.06, 0.04, 0.05, 0.055]
 MIXED = [0.005, 0.02, 0.007, 0.03, 0.01]
@@ -232,7 +232,7 @@ def test_gradients_per_call():
 def test_tuned_steps_to_targets_that_hold_and_to_their_first_touch(near, verdict):
     def tuned(hold, near):
         return [
-            TunedCurve(
+            tuning.TunedCurve(
                 panel="10 clients", label=str(i), hold=hold, K=1, eta_g=v[0] if v else 0.1,
                 rho=None, rounds_on_held_out_seeds=[], within_tenth=v,
             )
@@ -245,12 +245,17 @@ def test_tuned_steps_to_targets_that_hold_and_to_their_first_touch(near, verdict
         choices={"held": "the first touch"},
     )  # fmt: skip
     figures = {name: FigureRuns(name, "", "", 1, ())}
-    found = evaluate(claim, figures, {name: tuned(0.25, near) + tuned(0.0, [[0.1], [0.1]])})
+
+    def check(held, touched):
+        searched = {name: tuned(0.25, held) + tuned(0.0, touched)}
+        return evaluate(claim, figures, partial(tuning.check_steps, searched))
+
+    found = check(near, [[0.1], [0.1]])
     assert found.verdict == (CHOICES if verdict == HOLDS else verdict)
     assert "With the first touch instead: does not hold (0 of 1 hold" in found.note
     (finding,) = found.findings
     assert "the paper: 0.2/0.3/0.4" in finding.measured
-    touched = evaluate(claim, figures, {name: tuned(0.25, [[0.1], [0.1]]) + tuned(0.0, near)})
+    touched = check([[0.1], [0.1]], near)
     assert f"With the first touch instead: {verdict} (" in touched.note
     assert "--tune" in evaluate(claim, figures).note
 

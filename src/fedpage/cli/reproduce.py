@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,6 @@ from fedpage.data import registry
 from fedpage.report.tables import Table
 from fedpage.runs.config import ProblemConfig, setting
 from fedpage.studies import claims, results
-from fedpage.studies.claims import TunedCurve
 from fedpage.studies.paper import book, tuning
 from fedpage.studies.study import Study
 
@@ -78,7 +78,8 @@ def reproduce(config: ReproduceConfig) -> Document:
     figures = {key: made for study in studies for key, made in study.figures().items()}
     tuned = _load_tuned(studies, out)
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
-    checked = [claims.evaluate(claim, figures, tuned) for claim in concerned]
+    check_steps = partial(tuning.check_steps, tuned)
+    checked = [claims.evaluate(claim, figures, check_steps) for claim in concerned]
     for study in studies:
         results.write_figures(study, out / "figures")
     page = results.write_page(
@@ -175,7 +176,7 @@ def _tune(
     return found
 
 
-def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[TunedCurve]]:
+def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[tuning.TunedCurve]]:
     """Load the searches for step sizes that belong to these studies, by figure."""
     found = {}
     for study in studies:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 
@@ -58,21 +58,6 @@ _RULES: dict[Rule, tuple[float, float, str]] = {
     ),
 }  # fmt: skip
 """The limits of log(end of the worse / end of the better), and what a row says is needed."""
-
-
-class TunedCurve(TypedDict):
-    """What a search for step sizes found for one curve of a panel."""
-
-    panel: str
-    label: str
-    hold: float
-    """How long the target had to hold; 0 counts the first record at the target."""
-    K: int
-    eta_g: float
-    rho: float | None
-    rounds_on_held_out_seeds: list[float | None]
-    within_tenth: list[float]
-    """Every eta_g whose cost is at most 1.1 times the least."""
 
 
 @dataclass(frozen=True)
@@ -161,17 +146,19 @@ class CheckedClaim:
         )
 
 
+Check = Callable[[Claim, FigureRuns, Mapping[str, str]], list[Finding]]
+"""Compares what a claim is about in a figure, with these choices."""
+
+
 def evaluate(
-    claim: Claim,
-    figures: Mapping[str, FigureRuns],
-    tuned: Mapping[str, Sequence[TunedCurve]] | None = None,
+    claim: Claim, figures: Mapping[str, FigureRuns], check_steps: Check | None = None
 ) -> CheckedClaim:
     """Check a claim on finished runs.
 
     Args:
         claim: The claim.
         figures: The figures with their runs, by name.
-        tuned: Results of the search for step sizes, by figure; only claims about "steps" use it.
+        check_steps: Checks claims about tuned "steps", if there was a search for them.
 
     Returns:
         The claim with its verdict and comparisons.
@@ -179,12 +166,10 @@ def evaluate(
     present = [name for name in claim.figures or figures if name in figures]
     if not present:
         return CheckedClaim(claim, UNDECIDED, (), "none of its figures has been run")
+    check = _KINDS.get(claim.kind, check_steps)
 
     def find(choices: Mapping[str, str]) -> tuple[Finding, ...]:
-        if claim.kind == "steps":
-            found = (_steps(claim, name, (tuned or {}).get(name, ()), choices) for name in present)
-        else:
-            found = (_KINDS[claim.kind](claim, figures[name], choices) for name in present)
+        found = [] if check is None else [check(claim, figures[name], choices) for name in present]
         return tuple(itertools.chain.from_iterable(found))
 
     findings = find({})
@@ -313,7 +298,7 @@ def _faster(claim: Claim, figure: FigureRuns, _choices: Mapping[str, str]) -> li
     return findings
 
 
-# --- counts and tuned steps -----------------------------------------------------------------------
+# --- counts ---------------------------------------------------------------------------------------
 
 
 def _count(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
@@ -378,36 +363,4 @@ def _count_clients(where: str, label: str, runs: Sequence[History]) -> Finding:
     )
 
 
-def _steps(
-    claim: Claim, figure: str, tuned: Sequence[TunedCurve], choices: Mapping[str, str]
-) -> list[Finding]:
-    """Compare the tuned eta_g of a figure's curves, to the held target or (by choice) the touch."""
-    panels: dict[str, list[TunedCurve]] = {}
-    for row in tuned:
-        if (row["hold"] == 0) == bool(choices):
-            panels.setdefault(row["panel"], []).append(row)
-    findings = []
-    printed = iter(claim.printed if figure.endswith("a9a") else ())
-    for panel, rows in panels.items():
-        near = [row["within_tenth"] for row in rows]
-        verdict = UNDECIDED  # also if the target was not reached
-        if near[0] and near[-1] and min(near[-1]) > max(near[0]):
-            verdict = HOLDS
-        elif near[0] and near[-1] and max(near[-1]) <= max(near[0]):
-            verdict = FAILS
-        chosen = "/".join(f"{row['eta_g']:g}" for row in rows)
-        paper = "/".join(f"{v:g}" for v in next(printed, ()))
-        theirs = f"; the paper: {paper}" if paper else ""
-        ranges = " | ".join(",".join(f"{v:g}" for v in values) for values in near)
-        measured = f"{chosen}{theirs}; within a tenth of the best: {ranges}"
-        needed = "every eta_g within a tenth of the best is larger for the largest K"
-        where = f"{figure}, {panel}"
-        findings.append(Finding(where, "eta_g rises with K", verdict, measured, needed))
-    return findings
-
-
-_KINDS: dict[str, Callable[[Claim, FigureRuns, Mapping[str, str]], list[Finding]]] = {
-    "order": _order,
-    "faster": _faster,
-    "count": _count,
-}
+_KINDS: dict[str, Check] = {"order": _order, "faster": _faster, "count": _count}

@@ -350,6 +350,9 @@ def _resolve(tables: Mapping[str, Any], defaults: Settings, where: str) -> dict[
 
     def fill(name: str, path: tuple[str, ...]) -> Any:
         table = tables[name]
+        if isinstance(table, (str, int, float, list)):
+            found = short_repr(table)
+            raise InputError(f"{where}.{name}]: must be a table of keys, not {found}")
         if not isinstance(table, Mapping):
             return table
         other = table.get("like")
@@ -369,9 +372,6 @@ def _resolve(tables: Mapping[str, Any], defaults: Settings, where: str) -> dict[
         # the title and the label name one table only
         return {k: v for k, v in base.items() if k not in ("title", "label")} | given
 
-    for name, table in tables.items():
-        if isinstance(table, (str, int, float, list)):
-            raise InputError(f"{where}.{name}]: must be a table of keys, not {short_repr(table)}")
     return {name: fill(name, ()) for name in tables}
 
 

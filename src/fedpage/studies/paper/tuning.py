@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
 from fedpage.methods.registry import describe_method
+from fedpage.report.plots import FigureRuns
 from fedpage.runs.fingerprint import digest, method_digest, result_key
-from fedpage.studies.claims import TunedCurve
+from fedpage.studies.claims import FAILS, HOLDS, UNDECIDED, Claim, Finding
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.run_archive import open_source
 from fedpage.studies.search import Search
@@ -26,6 +27,21 @@ from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, describe_pro
 
 _HOLDS = (Target().hold, 0.0)
 """The searches are for a target that holds, as elsewhere, and for its first touch."""
+
+
+class TunedCurve(TypedDict):
+    """What a search for step sizes found for one curve of a panel."""
+
+    panel: str
+    label: str
+    hold: float
+    """How long the target had to hold; 0 counts the first record at the target."""
+    K: int
+    eta_g: float
+    rho: float | None
+    rounds_on_held_out_seeds: list[float | None]
+    within_tenth: list[float]
+    """Every eta_g whose cost is at most 1.1 times the least."""
 
 
 def search(
@@ -134,3 +150,42 @@ def _key(study: Study, figure: str, grid: TuningTable) -> str:
         ],
     }
     return result_key(about)
+
+
+def check_steps(
+    tuned: Mapping[str, Sequence[TunedCurve]],
+    claim: Claim,
+    figure: FigureRuns,
+    choices: Mapping[str, str],
+) -> list[Finding]:
+    """Compare the tuned eta_g of a figure's curves, as `fedpage.studies.claims.Check`.
+
+    Args:
+        tuned: The results of the searches, by figure.
+        claim: A claim about "steps".
+        figure: The figure.
+        choices: If there are any, compare searches for the first touch of the target, and
+            otherwise those for a target that holds.
+    """
+    panels: dict[str, list[TunedCurve]] = {}
+    for row in tuned.get(figure.name, ()):
+        if (row["hold"] == 0) == bool(choices):
+            panels.setdefault(row["panel"], []).append(row)
+    findings = []
+    printed = iter(claim.printed if figure.name.endswith("a9a") else ())
+    for panel, rows in panels.items():
+        near = [row["within_tenth"] for row in rows]
+        verdict = UNDECIDED  # also if the target was not reached
+        if near[0] and near[-1] and min(near[-1]) > max(near[0]):
+            verdict = HOLDS
+        elif near[0] and near[-1] and max(near[-1]) <= max(near[0]):
+            verdict = FAILS
+        chosen = "/".join(f"{row['eta_g']:g}" for row in rows)
+        paper = "/".join(f"{v:g}" for v in next(printed, ()))
+        theirs = f"; the paper: {paper}" if paper else ""
+        ranges = " | ".join(",".join(f"{v:g}" for v in values) for values in near)
+        measured = f"{chosen}{theirs}; within a tenth of the best: {ranges}"
+        needed = "every eta_g within a tenth of the best is larger for the largest K"
+        where = f"{figure.name}, {panel}"
+        findings.append(Finding(where, "eta_g rises with K", verdict, measured, needed))
+    return findings
