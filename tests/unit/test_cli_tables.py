@@ -11,10 +11,11 @@ import pytest
 
 import fedpage as fp
 from fedpage.callbacks.checkpointing import request_interrupt
-from fedpage.cli.choose import _write_app, make_app_config
+from fedpage.cli.choose import _write_app
 from fedpage.cli.options import RunConfig
 from fedpage.cli.run_config import write_run_command
 from fedpage.core.columns import Target
+from fedpage.flower.config import app_of_problem
 from fedpage.runs import build, toml
 from fedpage.runs.config import ProblemConfig, structure
 
@@ -190,7 +191,7 @@ def test_a_flower_app_says_what_it_leaves_out(patients, monkeypatch, capsys):
         question=SimpleNamespace(target="grad_norm:0.1"),
         recommended=SimpleNamespace(name="fedavg", hyper="S=2", rounds=9),
     )
-    config = make_app_config(settled, choice, problem.N)
+    config = app_of_problem(settled, clients=problem.N, rounds=9)
     assert (config.clients, config.objective, config.label) == (5, "logistic", "outcome")
     assert (config.data, config.partition) == ("", "blocks")
     _write_app(settled, choice, problem, patients.parent / "app")

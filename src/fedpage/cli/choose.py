@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,15 +15,11 @@ from fedpage.cli.plan import LinkConfig
 from fedpage.cli.run_config import write_run_command
 from fedpage.cli.tune import SearchConfig
 from fedpage.core.columns import Target
-from fedpage.data.registry import DATASETS
 from fedpage.problems import LinearModel
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig, setting
 from fedpage.studies import tuning
 from fedpage.studies.tuning_result import Tuning, write_page
-
-if TYPE_CHECKING:
-    from fedpage.flower.config import AppConfig
 
 app = options.make_app()
 
@@ -127,56 +123,18 @@ def choose(
     }
 
 
-_NOT_IN_APP = (
-    "client_column", "standardise", "missing", "drop", "categorical", "min_rows", "held_out",
-    "held_out_by",
-)  # fmt: skip
-"""Settings of a problem that a Flower app does not have: a node reads its own file of numbers."""
-
-
 def _write_app(problem: ProblemConfig, found: Tuning, objective: LinearModel, place: Path) -> None:
     """Write a Flower app that runs the recommended method, and say what it lacks."""
-    from fedpage.flower.config import write_app
+    from fedpage.flower.config import app_of_problem, not_in_app, write_app
 
     place.mkdir(exist_ok=True)
-    text = write_app(make_app_config(problem, found, objective.N))
-    (place / "pyproject.toml").write_text(text, encoding="utf-8")
+    chosen = found.recommended
+    config = app_of_problem(
+        problem, clients=objective.N, method=chosen.name, hyper=chosen.hyper,
+        rounds=2 * chosen.rounds, target=str(found.question.target),
+    )  # fmt: skip
+    (place / "pyproject.toml").write_text(write_app(config), encoding="utf-8")
     print(f"Deploy it (docs/deploy.md): flwr run {place} fl")
-    default = ProblemConfig()
-    lacking = [
-        f"--{name.replace('_', '-')}"
-        for name in _NOT_IN_APP
-        if getattr(problem, name) != getattr(default, name)
-    ]
-    lacking += ["the intercept"] if objective.intercept else []
+    lacking = not_in_app(problem) + ["the intercept"] * objective.intercept
     if lacking:
         print(f"The app leaves out {', '.join(lacking)}: prepare each node's file accordingly.")
-
-
-def make_app_config(problem: ProblemConfig, found: Tuning, N: int) -> AppConfig:
-    """Return the configuration of a Flower app that runs the recommended method.
-
-    Args:
-        problem: The problem. A file is left out, because each node of a federation has its own.
-        found: The tuning. The app may take twice as many rounds as the runs of the evaluation.
-        N: The number of clients.
-    """
-    from fedpage.flower.config import AppConfig
-
-    question, chosen = found.question, found.recommended
-    is_file = problem.data.partition(":")[0] not in DATASETS
-    return AppConfig(
-        method=chosen.name,
-        hyper=chosen.hyper,
-        clients=N,
-        rounds=2 * chosen.rounds,
-        metrics=problem.metrics,
-        target=str(question.target),
-        objective=str(problem.objective),
-        alpha=0.1 if problem.alpha is None else problem.alpha,
-        weights=problem.weights,
-        data="" if is_file else problem.data,
-        partition="blocks" if is_file else str(problem.partition),
-        label=problem.label or "",
-        partition_seed=problem.partition_seed,
-    )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -19,10 +19,14 @@ from fedpage.data.registry import DATASETS
 from fedpage.engine.loop import Interrupted
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.runs import build, toml
-from fedpage.runs.config import ProblemConfig, dataclass_fields, structure
+from fedpage.runs.config import dataclass_fields, structure
 from fedpage.runs.lock import LOCK, DirectoryLock
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 T = TypeVar("T")
+C = TypeVar("C", bound="DataclassInstance")
 
 
 # --- directories and files ------------------------------------------------------------------------
@@ -114,35 +118,28 @@ def read_command(cls: type[T], path: Path) -> T:
     return structure(cls, table["command"], f"{path}, [command]")
 
 
-def absolute_path(text: str, separator: str = "") -> str:
-    """Make a file's path absolute, so that a run can be resumed from another directory.
+def with_absolute_paths(config: C) -> C:
+    """Make paths in a configuration absolute, so that its run can be resumed from anywhere.
 
-    Args:
-        text: A path, or another name, which is returned unchanged.
-        separator: The end of the path, such as the @ of file.py@Class.
+    They are those of data, of devices, and of a user's method, loss, partition and metrics.
     """
-    path, found, rest = text.rpartition(separator) if separator else (text, "", "")
-    if not path or text.partition(":")[0] in DATASETS or not os.path.exists(path):
+    texts = {}
+    for name in {"name", "data", "devices", "objective", "partition", "metrics"}:
+        text = getattr(config, name, None)
+        if text:
+            words = text.split(",") if name == "metrics" else [text]
+            texts[name] = ",".join(map(_absolute, words))
+    return replace(config, **texts)
+
+
+def _absolute(text: str) -> str:
+    """Return data.csv, devices.csv:seed=1 or file.py@Class with an absolute path, if it exists."""
+    if text.partition(":")[0] in DATASETS:
         return text
-    return f"{Path(path).resolve()}{found}{rest}"
-
-
-def with_absolute_paths(problem: ProblemConfig) -> ProblemConfig:
-    """Make the paths of the data and of a user's loss, partition and metrics absolute."""
-    metrics = (absolute_path(word.strip(), "@") for word in problem.metrics.split(","))
-    return replace(
-        problem,
-        data=absolute_path(problem.data),
-        objective=problem.objective and absolute_path(problem.objective, "@"),
-        partition=problem.partition and absolute_path(problem.partition, "@"),
-        metrics=",".join(metrics),
-    )
-
-
-def absolute_devices(text: str | None) -> str | None:
-    """Make the path in the value of `--devices` absolute; a profile is returned unchanged."""
-    path, is_file, rest = (text or "").partition(".csv")
-    return f"{Path(path + is_file).resolve()}{rest}" if is_file else text
+    for path in (text, text.rpartition("@")[0], f"{text.partition('.csv')[0]}.csv"):
+        if path and os.path.exists(path.strip()):
+            return f"{Path(path.strip()).resolve()}{text.removeprefix(path)}"
+    return text
 
 
 # --- methods --------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from fedpage.engine.devices import check_time
 from fedpage.engine.simulate import Simulation
 from fedpage.engine.stopping import check_target
 from fedpage.problems import LinearModel
+from fedpage.report import summary
 from fedpage.report.figure_file import check_figure_path
 from fedpage.report.plots import plot
 from fedpage.report.tables import table_format
@@ -126,7 +127,7 @@ def compare(
     """
     asked = CompareCommand(
         common.with_absolute_paths(problem),
-        replace(compare, devices=common.absolute_devices(compare.devices)),
+        common.with_absolute_paths(compare),
         files.checkpoint_every,
         None if files.faults is None else toml.read(files.faults),
     )
@@ -194,7 +195,8 @@ def execute(
         comparison = compare_costs(runs, target=target, cost=cost)
         output.print_summary(runs, target, cost, comparison.tied)
         output.print_metrics(runs)
-        output.print_comparison(comparison)
+        for line in comparison.lines():
+            output.print_line(line)
         output.print_scale_hint(runs, settled, target)
         if files.table is not None:
             print(f"Table: {comparison.table().write(files.table)}")
@@ -209,7 +211,7 @@ def execute(
         if files.figure is not None:
             plot(runs, files.figure, x=axis, y=target.column, width=files.figure_width)
             print(f"Figure: {files.figure}")
-    return {**output.describe_runs(runs, target, cost), "out": out}
+    return {**summary.document(runs, target, cost), "out": out}
 
 
 def _run_all(

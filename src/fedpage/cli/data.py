@@ -192,9 +192,4 @@ def path(
 def _find(name: str) -> tuple[registry.LibsvmFile, Path]:
     """Return the entry and the file of a data set, or refuse one that is not on this machine."""
     item = registry.libsvm_file(name)
-    path = registry.find(item)
-    if path is None:
-        raise InputError(
-            f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`"
-        )
-    return item, path
+    return item, registry.find_or_refuse(item)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-import tomllib
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,12 +15,13 @@ from fedpage.callbacks.progress import progress_bars, summarise_record
 from fedpage.cli import options
 from fedpage.cli.common import prepare_out
 from fedpage.cli.options import Document
-from fedpage.cli.output import describe_runs, print_summary
+from fedpage.cli.output import print_summary
 from fedpage.cli.watch import watch
 from fedpage.core.columns import Target
 from fedpage.core.errors import InputError
+from fedpage.report import summary
 from fedpage.report.watch import FollowedRun
-from fedpage.runs.config import field_values, setting
+from fedpage.runs.config import setting
 from fedpage.runs.history import History
 from fedpage.runs.lock import DirectoryLock
 
@@ -52,42 +51,18 @@ def init(
     path = folder / "pyproject.toml"
     if path.exists():
         raise InputError(f"{path}: exists already; choose another directory")
-    text = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
+    from fedpage.flower.config import app_template, change_app, read_app
+
+    text = app_template()
     if changes:
-        text = _change_app(text, changes)
+        _needs_flower()
+        from fedpage.flower.server_app import FedpageStrategy
+
+        text = change_app(changes)
+        FedpageStrategy(read_app(text))  # as `deploy check --app` and a run check it
     prepare_out(folder, force=True)
     path.write_text(text, encoding="utf-8")
     print(f"{path} is written. Check it with `fedpage deploy check --app {folder}`.")
-
-
-def _change_app(text: str, changes: list[str]) -> str:
-    """Return the text of an app with some of its settings changed.
-
-    Raises:
-        InputError: A setting is unknown, or has a value that cannot be used.
-    """
-    _needs_flower()
-    from fedpage.flower.config import AppConfig, write_app
-    from fedpage.flower.server_app import FedpageStrategy
-
-    words: dict[str, str] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise InputError(f"--set: expected a setting such as rounds=50, not {change!r}")
-        words[name.strip()] = value
-    table = _read_config(text)
-    given = field_values(AppConfig, table, "app")
-    config = AppConfig(**{**given, **field_values(AppConfig, words, "--set", words=True)})
-    changed = write_app(config)
-    FedpageStrategy(_read_config(changed))  # as `deploy check --app` and a run check it
-    return changed
-
-
-def _read_config(text: str) -> dict[str, Any]:
-    """Return the settings of an app."""
-    config: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
-    return config
 
 
 @options.command(app, "keys")
@@ -207,6 +182,7 @@ def demo(
     A SuperLink and SuperNodes with TLS are started, and stopped after the run.
     """
     _needs_flower()
+    from fedpage.flower.config import app_template
     from fedpage.flower.deploy.local_federation import LocalFederation
 
     prepare_out(out, force=out == _DEMO)  # its own directory is written again
@@ -222,8 +198,7 @@ def demo(
     ]
     with DirectoryLock(out) as lock, tempfile.TemporaryDirectory() as folder:
         lock.clear()
-        source = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
-        (Path(folder) / "pyproject.toml").write_text(source, encoding="utf-8")
+        (Path(folder) / "pyproject.toml").write_text(app_template(), encoding="utf-8")
         with LocalFederation(home, own) as federation:
             print(
                 f"A SuperLink at {federation.address} and {config.nodes} SuperNodes with TLS and "
@@ -236,7 +211,7 @@ def demo(
     history = History.load(home / "run" / "history.jsonl")
     print_summary([history], Target(value=0.1))
     print(f"All processes are stopped. The run is in {out / 'run'}.")
-    return {**describe_runs([history], Target(value=0.1)), "out": out / "run"}
+    return {**summary.document([history], Target(value=0.1)), "out": out / "run"}
 
 
 def _watch(federation: LocalFederation, run: str, place: Path, config: FederationConfig) -> None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedpage.cli.options import Document
 from fedpage.core.columns import COLUMNS, Cost, Target, describe_column, explain_epsilon
 from fedpage.core.metrics import row_metrics
 from fedpage.problems import LinearModel
@@ -25,33 +24,11 @@ from fedpage.runs.config import ProblemConfig
 from fedpage.runs.history import History
 from fedpage.studies.comparison import Comparison
 
-_WIDEST_WORD = 14
-"""Longer words, such as paths, are broken in columns that may be wrapped."""
 _WIDEST_TEXT = 100
 """The widest paragraph, so that a line is read easily."""
 _LEAST_NEEDED = ("seconds", "clients", "loss", "step", "clients_per_round", "bytes_down",
                  "bytes_up")  # fmt: skip
 """The columns of the result table that a narrow terminal does not show, the first one first."""
-
-
-def describe_runs(runs: Sequence[History], target: Target, cost: str = "bytes") -> Document:
-    """Return the result table and a line for each run, for `--json`."""
-    return {
-        "target": str(target),
-        "cost": cost,
-        "methods": summary.summarise(runs, target, cost),
-        "runs": [
-            {
-                "method": run.label,
-                "seed": run.meta.get("seed"),
-                "end": run.stop_reason,
-                "detail": run.stop_detail,
-                "cost_to_target": run.cost_to(target, cost),
-                "last": run.rows[-1] if run.rows else {},
-            }
-            for run in runs
-        ],
-    }
 
 
 def console(stderr: bool = False) -> Console:
@@ -164,58 +141,29 @@ def print_table(table: Table, *, optional: Sequence[str] = (), wrapped: Sequence
     Args:
         table: The table.
         optional: The headings of columns to leave out until the table fits, the first one first.
-        wrapped: The headings of columns whose cells may be broken between words. The first one
-            gets the space that is left.
+        wrapped: The headings of columns whose cells may be broken into lines.
     """
     screen = console()
     table = table if screen.is_terminal else table.starred()
-    columns = dict(zip(table.flat_headings, zip(*table.rows, strict=True), strict=True))
-    widths = {
-        heading: max(
-            min(len(part), _WIDEST_WORD if heading in wrapped else len(part))
-            for text in (heading, *map(str, cells))
-            for part in (text.split() or [""] if heading in (text, *wrapped) else [text])
-        )
-        for heading, cells in columns.items()
-    }
-    room = screen.width - 1
-    for heading in optional:
-        if sum(3 + each for each in widths.values()) <= room:
+    headings = table.flat_headings
+    for count in range(len(optional) + 1):
+        kept = [i for i, heading in enumerate(headings) if heading not in optional[:count]]
+        shown = RichTable(title=table.caption or None, title_justify="left")
+        for i in kept:
+            words = [*headings[i].split(), *(row[i].text for row in table.rows)]
+            width = None if headings[i] in wrapped else max(map(len, words))
+            side: Literal["left", "right"] = "left" if table.align[i] == "l" else "right"
+            shown.add_column(headings[i], justify=side, width=width, overflow="fold")
+        for row in table.rows:
+            shown.add_row(*(Text(row[i].text, "bold" * row[i].is_bold) for i in kept))
+        if shown.__rich_measure__(screen, screen.options).minimum <= screen.width:
             break
-        widths.pop(heading, None)
-    spare = room - sum(3 + each for each in widths.values())
-    for heading in filter(widths.get, wrapped):
-        more = max(
-            0, min(spare, max(len(cell.text) for cell in columns[heading]) - widths[heading])
-        )
-        widths[heading] += more
-        spare -= more
-    shown = RichTable(title=table.caption or None, title_justify="left")
-    for heading, side in zip(columns, table.align, strict=True):
-        if heading in widths:
-            justify: Literal["left", "right"] = "left" if side == "l" else "right"
-            shown.add_column(heading, justify=justify, width=widths[heading], overflow="fold")
-    for row in zip(*(columns[heading] for heading in widths), strict=True):
-        shown.add_row(*(Text(cell.text, "bold" if cell.is_bold else "") for cell in row))
     screen.print(shown)
     for note in table.notes:
         print_line(note)
-    left_out = [heading for heading in columns if heading not in widths]
+    left_out = [heading for i, heading in enumerate(headings) if i not in kept]
     if left_out:
         print_line(f"In a wider terminal or with --json: {', '.join(left_out)}.")
-
-
-def print_comparison(comparison: Comparison) -> None:
-    """Print each method's cost to the target, and a sentence for each pair of methods."""
-    column = comparison.cost.column
-    print_line(
-        f"{column.label.capitalize()} to {comparison.goal}, interpolated between records; "
-        f"medians and {100 * comparison.level:.0f} % intervals:"
-    )
-    for label in comparison.costs:
-        print_line(f"  {label}: {comparison.samples[label].text(column.unit)}")
-    for sentence in comparison.sentences():
-        print_line(sentence)
 
 
 def write_reports(

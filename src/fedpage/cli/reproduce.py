@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +60,10 @@ def reproduce(config: ReproduceConfig) -> Document:
     studies = book.load(
         names, store=out / "runs", seeds=config.seeds, data=config.data, quick=config.quick
     )
-    _check_available(studies)
+    for problem in (problem for study in studies for problem in _configs(study)):
+        entry = registry.DATASETS.get(problem.data)
+        if isinstance(entry, registry.LibsvmFile):
+            registry.find_or_refuse(entry)
     prepare_out(out, force=True)
     jobs = min(config.jobs, os.cpu_count() or 1)
     began = time.perf_counter()
@@ -120,17 +123,6 @@ def _configs(study: Study) -> list[ProblemConfig]:
     return [source for source in study.sources().values() if isinstance(source, ProblemConfig)]
 
 
-def _check_available(studies: Sequence[Study]) -> None:
-    """Check that the data is on this machine before anything is run."""
-    for name in {problem.data: None for study in studies for problem in _configs(study)}:
-        entry = registry.DATASETS.get(name)
-        if isinstance(entry, registry.LibsvmFile) and registry.find(entry) is None:
-            raise InputError(
-                f"data set {name!r} is not on this machine: run `fedpage data fetch {name}`, "
-                "or use `--data census`, which is synthetic"
-            )
-
-
 def _tuned_path(out: Path, figure: str) -> Path:
     return out / "tuning" / f"{figure}.json"
 
@@ -155,22 +147,8 @@ def _tune(
                 study, name, grid, out, jobs,
                 lambda what, done, total, _note: progress(done, total, what),
             )  # fmt: skip
-        cells = []
-        for row in rows:
-            median = row["rounds_on_held_out_seeds"][1]
-            near = ", ".join(f"{v:g}" for v in row["within_tenth"])
-            reached = "held" if row["hold"] else "first touch"
-            rho = "-" if row["rho"] is None else f"{row['rho']:g}"
-            paid = "not reached" if median is None else f"{median:.0f}"
-            eta_g = f"{row['eta_g']:g}"
-            cells.append((row["panel"], row["label"], reached, eta_g, rho, paid, near))
-        headings = (
-            "panel", "curve", "target", "eta_g", "rho", "rounds on held-out seeds",
-            "eta_g within a tenth of the best",
-        )  # fmt: skip
-        caption = f"{name}: fewest rounds to {grid.target:g}"
-        table = replace(Table.of_texts(headings, cells), caption=caption)
-        print_table(table, wrapped=headings[-1:])
+        table = tuning.table(name, grid, rows)
+        print_table(table, wrapped=table.headings[-1:])
         print(f"Written to {_tuned_path(out, name)}")
         found[name] = list(rows)
     return found

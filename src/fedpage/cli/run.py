@@ -22,6 +22,7 @@ from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.loop import Run
 from fedpage.engine.simulate import prepare
 from fedpage.engine.stopping import Stop, check_target
+from fedpage.report import summary
 from fedpage.runs import build, toml
 from fedpage.runs.config import MethodConfig, ProblemConfig, setting, to_table
 from fedpage.runs.spec import RunOptions, RunSpec
@@ -69,6 +70,8 @@ def run(
 
     Its hyper-parameters are options too: --S 10 --K 10 --eta-g 0.1 (see `fedpage methods`).
     """
+    if method is not None and Path(method, "run.toml").is_file():
+        raise InputError(f"{method} is a run; continue it with `fedpage resume {method}`")
     if files.config is not None:
         check_no_settings(context, [*OWNERS, "faults"], "change a setting with --set KEY=VALUE")
         asked = read_run_command(files.config, files.changes or [])
@@ -133,7 +136,7 @@ def execute(asked: RunCommand, files: RunFiles, *, source: str, resume: bool = F
         title = f"{history.label} on {about['data']}, {about['N']:,} clients"
         again = "" if out is None else shlex.join(["fedpage", "run", "--config", str(out)])
         output.write_reports([history], out, title, target, report, command=again)
-    document = output.describe_runs([history], target)
+    document = summary.document([history], target)
     document |= {"events": history.events, "out": out}
     if history.stop_reason is StopReason.ROUND_FAILED:
         raise options.Failed(document)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
-from fedpage.cli.common import absolute_devices, absolute_path, with_absolute_paths
+from fedpage.cli.common import with_absolute_paths
 from fedpage.cli.options import RunConfig
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod
@@ -43,9 +43,9 @@ class RunCommand:
     def with_absolute_paths(self) -> RunCommand:
         """Return the settings with absolute paths, which can be used from any directory."""
         return RunCommand(
-            replace(self.method, name=absolute_path(self.method.name, "@")),
+            with_absolute_paths(self.method),
             with_absolute_paths(self.problem),
-            replace(self.run, devices=absolute_devices(self.run.devices)),
+            with_absolute_paths(self.run),
             self.faults,
         )
 

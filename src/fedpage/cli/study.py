@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +16,9 @@ from fedpage.cli.options import Document
 from fedpage.cli.output import console
 from fedpage.cli.watch import print_runs
 from fedpage.core.errors import InputError
-from fedpage.core.files import put
-from fedpage.runs import toml
-from fedpage.runs.build import split_settings
 from fedpage.studies import results
 from fedpage.studies.claims import CheckedClaim
+from fedpage.studies.extend import extend_file
 from fedpage.studies.study import Study
 
 app = options.make_app("Run studies: problems x methods x grids x seeds.")
@@ -95,24 +92,7 @@ def add(
     """Add seeds or methods to a study file, and run what is new."""
     if seeds < 0 or not (seeds or method):
         raise InputError("say what to add: --seeds 3 or --method fedprox:S=20")
-    study = Study.load(file, store=store)
-    text = file.read_text(encoding="utf-8")
-    if seeds:
-        text = _add_seeds(text, study.config.seeds, seeds)
-    for words in method or ():
-        text = _add_method(text, words, study)
-    scratch = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    try:
-        extended = Study.load(scratch, store=store)
-    except InputError as error:
-        why = str(error).removeprefix(f"{scratch}, ").replace(str(scratch), str(file))
-        raise InputError(f"nothing was added: {why}") from None
-    finally:
-        scratch.unlink()
-    if len(extended.config.seed_list) != len(study.config.seed_list) + seeds:
-        raise InputError(f"{file}: cannot find its seeds; edit the file by hand")
-    put(file, text.encode("utf-8"))
+    extend_file(file, seeds, method or (), store)
     return _execute(Study.load(file, store=store), jobs, out)
 
 
@@ -166,39 +146,3 @@ def print_claims(claims: list[CheckedClaim]) -> None:
         detail = f"{each.counts}. {each.note}" if each.findings else each.note
         table.add_row(each.verdict, each.claim.text, detail)
     console().print(table)
-
-
-def _add_seeds(text: str, old: int | list[int], more: int) -> str:
-    """Change the line of the seeds in a study file, or add one before its first table."""
-    if isinstance(old, int):
-        new = str(old + more)
-    else:
-        new = str([*old, *range(max(old) + 1, max(old) + 1 + more)])
-    head = re.search(r"^\s*\[", text, re.MULTILINE)
-    end = len(text) if head is None else head.start()
-    changed, count = re.subn(
-        r"^(\s*seeds\s*=\s*)(\d+|\[[^\]]*\])", rf"\g<1>{new}", text[:end], count=1,
-        flags=re.MULTILINE,
-    )  # fmt: skip
-    return (changed if count else f"seeds = {new}\n{text[:end]}") + text[end:]
-
-
-def _add_method(text: str, words: str, study: Study) -> str:
-    """Append the table of a method, such as that of "fedprox:S=20", to a study file."""
-    name, settings = split_settings(words)
-    label, number = name, 1
-    while label in study.config.methods or f"[methods.{label}]" in text:
-        number += 1
-        label = f"{name}-{number}"
-    table: dict[str, object] = {} if label == name else {"method": name}
-    table |= {key: _number(value) for key, value in settings.items()}
-    return text.rstrip() + "\n\n" + toml.dumps({"methods": {label: table}})
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

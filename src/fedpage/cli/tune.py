@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,22 +13,17 @@ from fedpage.cli import common, options, output
 from fedpage.cli.options import Document, RoundsConfig, RunConfig
 from fedpage.cli.plan import LinkConfig
 from fedpage.cli.run_config import write_run_command
-from fedpage.core.columns import describe_column
-from fedpage.core.errors import InputError, did_you_mean
+from fedpage.core.errors import InputError
 from fedpage.core.types import HyperParameter
 from fedpage.methods import MethodEntry
 from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
-from fedpage.report.summary import format_cost
-from fedpage.report.tables import Cell, Table
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values, setting
 from fedpage.studies import tuning
-from fedpage.studies.tuning_result import Tuning, write_page
+from fedpage.studies.tuning_result import write_page
 
 app = options.make_app()
-SHOWN = 8
-"""The candidates of the search that are printed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def tune(
     entry = build.find_method(method)
     given = build.parse_hyper_parameters(entry, common.read_hyper_parameters(context, entry))
     fixed = [*given, *entry.preset]
-    values = _parse_grid(entry, search or []) or None
+    values = _parse_search(entry, search or []) or None
     devices = options.read_devices(run.devices)
     problem, objective = build.open_problem(build.record_target(problem, run.target))
     with common.write_search(out, force, report), common.progress_bar("runs") as progress:
@@ -98,7 +92,9 @@ def tune(
             record_every=run.record_every,  # type: ignore[arg-type]  # the function refuses "log"
             costs=link.costs(), devices=devices, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
-    _print_result(found, fixed)
+    output.print_table(found.candidates())
+    for line in found.findings(fixed):
+        output.print_line(line)
     about = f"{found.name}, {found.goal}"
     print(f"Picture: {search_panels(found.points, out / 'search.png', about)}")
     settings = RunConfig(
@@ -128,32 +124,20 @@ def tune(
     }
 
 
-def _parse_grid(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
-    """Parse the values that `--search name=value,value` gives for a method's hyper-parameters.
-
-    "step", the effective step, and "rho" = K eta_l/eta_g of FedPAGE are accepted as names too. A
-    name without values has an empty list.
-
-    Raises:
-        InputError: If a name is unknown, or a value is not of its type.
-    """
+def _parse_search(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
+    """Parse the values that `--search name=value,value` gives; a name alone has an empty list."""
     grid: dict[str, list[HyperParameter]] = {}
     for text in searches:
-        name, equals, values = text.partition("=")
-        name, where = name.strip().replace("-", "_"), f"--search {entry.label}"
-        if not name or (equals and not values.strip()):
+        name, equals, words = (part.strip() for part in text.partition("="))
+        if not name or (equals and not words):
             raise InputError(f"--search {text!r}: expected name or name=value,value,...")
+        name = name.replace("-", "_")
         source = _Further if name in dataclass_fields(_Further) else entry.cls
-        if not equals:
-            known = [*dataclass_fields(entry.cls), *dataclass_fields(_Further)]
-            if name not in known:
-                hint = did_you_mean(name, known) or f" known are {', '.join(known)}"
-                raise InputError(f"{where}: unknown key {name!r};{hint}")
-            grid.setdefault(name, [])
-        for value in values.split(",") if equals else ():
-            parsed = field_values(source, {name: value.strip()}, where, words=True)
-            ((field, number),) = parsed.items()
-            grid.setdefault(field, []).append(number)
+        for word in words.split(",") if words else ():
+            where = f"--search {entry.label}"
+            ((name, value),) = field_values(source, {name: word.strip()}, where, words=True).items()
+            grid.setdefault(name, []).append(value)
+        grid.setdefault(name, [])
     return grid
 
 
@@ -163,51 +147,3 @@ class _Further:
 
     step: float = 0.0
     rho: float = 0.0
-
-
-def _print_result(found: Tuning, given: Sequence[str]) -> None:
-    """Print the best candidates of the search, the winner's settings, and its evaluation."""
-    winner, column = found.recommended, found.question.cost.column
-    shown, method = winner.scores[:SHOWN], found.method
-    defaults = {entry.name: entry.default for entry in fields(method)}
-    changed = [name for name, value in defaults.items() if getattr(method, name) != value]
-    names = [
-        name
-        for name in defaults
-        if name in changed or len({str(getattr(each, name)) for each, _ in shown}) > 1
-    ]
-    label = describe_column(found.question.target.column).label
-    head = (*names, found.goal.partition(" ")[0], f"best {label}", "over winner", "seeds")
-    rows = []
-    for each, score in shown:
-        paid = format_cost(score.cost, column.unit) if math.isfinite(score.cost) else "not reached"
-        ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
-        cells = [_format_value(getattr(each, name), name) for name in names]
-        rows.append(tuple(map(Cell, (*cells, paid, f"{score.best:.3g}", ratio, str(score.seeds)))))
-    caption = f"{found.goal}: medians over the seeds of the search"
-    output.print_table(Table(head, tuple(rows), caption=caption, align="r" * len(head)))
-    for words, kept in (("Chosen", False), ("Given", True)):
-        texts = [
-            f"{name} = {_format_value(getattr(method, name), name)} "
-            f"(default {_format_value(defaults[name], name)})"
-            for name in changed
-            if (name in given) == kept
-        ]
-        if texts:
-            output.print_line(f"{words}: {', '.join(texts)}")
-    output.print_line(f"Searched: {', '.join(winner.searched)}. {found.effort}")
-    if winner.sample is not None:
-        output.print_line(
-            f"On {winner.sample.seeds} held-out seeds: {winner.describe(column.unit)} "
-            f"({winner.sample.level:.0%} interval of the median). "
-            f"{winner.at_end} of {winner.sample.seeds} runs end at the target, with {label} "
-            f"{winner.value:.3g} in the median."
-        )
-    output.print_line(found.advice)
-
-
-def _format_value(value: object, name: str) -> str:
-    if value is None:
-        return "all" if name[:1] in ("b", "S") else "by rule"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:.4g}" if is_number else str(value)

@@ -187,6 +187,16 @@ def find(item: LibsvmFile) -> Path | None:
     return next(filter(Path.is_file, paths), None)
 
 
+def find_or_refuse(item: LibsvmFile) -> Path:
+    """Find the file of a registered data set; raise an InputError if it is not here."""
+    path = find(item)
+    if path is None:
+        raise InputError(
+            f"data set {item.name!r} is not on this machine: run `fedpage data fetch {item.name}`"
+        )
+    return path
+
+
 # Loading
 
 

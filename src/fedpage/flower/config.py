@@ -9,21 +9,30 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedpage.core.columns import Target
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod
+from fedpage.data.registry import DATASETS
 from fedpage.engine.policy import Policy
 from fedpage.engine.stopping import Stop
 from fedpage.flower.private_files import state_home
 from fedpage.runs import build
-from fedpage.runs.config import MethodConfig, ProblemConfig, setting, structure
+from fedpage.runs.config import (
+    MethodConfig,
+    ProblemConfig,
+    Settings,
+    field_values,
+    setting,
+    structure,
+)
 
 Value = bool | float | int | str
 """A value of Flower's configuration."""
@@ -255,6 +264,55 @@ def parse_node_config(table: Mapping[str, Value]) -> NodeConfig:
     return structure(NodeConfig, table, "node config")
 
 
+_NOT_IN_APP = (
+    "client_column", "standardise", "missing", "drop", "categorical", "min_rows", "held_out",
+    "held_out_by",
+)  # fmt: skip
+"""Settings of a problem that an app does not have: a node reads its own file of numbers."""
+
+
+def app_of_problem(problem: ProblemConfig, **given: Any) -> AppConfig:
+    """Return the configuration of an app for a problem of the command line.
+
+    Args:
+        problem: The problem. A file is left out, because each node of a federation has its own.
+        **given: The other settings, such as method and rounds.
+    """
+    is_file = problem.data.partition(":")[0] not in DATASETS
+    return AppConfig(
+        metrics=problem.metrics,
+        objective=str(problem.objective),
+        alpha=0.1 if problem.alpha is None else problem.alpha,
+        weights=problem.weights,
+        data="" if is_file else problem.data,
+        partition="blocks" if is_file else str(problem.partition),
+        label=problem.label or "",
+        partition_seed=problem.partition_seed,
+        **given,
+    )
+
+
+def not_in_app(problem: ProblemConfig) -> list[str]:
+    """Return the options of a problem's settings that its app leaves out."""
+    default = ProblemConfig()
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in _NOT_IN_APP
+        if getattr(problem, name) != getattr(default, name)
+    ]
+
+
+def app_template() -> str:
+    """Return the pyproject.toml of an app with the default settings and their explanations."""
+    return files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
+
+
+def read_app(text: str) -> Settings:
+    """Return the settings in an app's pyproject.toml."""
+    config: Settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    return config
+
+
 def write_app(config: AppConfig) -> str:
     """Write the pyproject.toml of an app with a configuration, with the template's explanations.
 
@@ -264,7 +322,7 @@ def write_app(config: AppConfig) -> str:
     Returns:
         The text, whose [tool.flwr.app.config] `parse_app_config` reads as `config`.
     """
-    text = files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8")
+    text = app_template()
     for entry in fields(config):
         key, value = entry.name.replace("_", "-"), getattr(config, entry.name)
         line = f"{key} = {json.dumps(value)}"
@@ -276,6 +334,22 @@ def write_app(config: AppConfig) -> str:
             flags=re.MULTILINE,
         )
     return text
+
+
+def change_app(changes: Sequence[str]) -> str:
+    """Return the template of an app with changes such as "rounds=50".
+
+    Raises:
+        InputError: a setting is unknown, or has a value that cannot be used.
+    """
+    words: dict[str, str] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise InputError(f"--set: expected a setting such as rounds=50, not {change!r}")
+        words[name.strip()] = value
+    given = field_values(AppConfig, read_app(app_template()), "app")
+    return write_app(AppConfig(**{**given, **field_values(AppConfig, words, "--set", words=True)}))
 
 
 @lru_cache(maxsize=16)

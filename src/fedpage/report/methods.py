@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import MISSING, fields
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")
 """Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
+_EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive": "topk:0.1"}
+"""A codec of each class."""
 
 
 class Parts(NamedTuple):
@@ -162,6 +164,53 @@ def scheduled(entry: MethodEntry) -> list[str]:
             except InputError:
                 continue
             found.append(name)
+    return found
+
+
+def describe(name: str, entry: MethodEntry) -> dict[str, Any]:
+    """Return what the list of methods says of a method, for `--json`."""
+    return {
+        "name": name,
+        "label": entry.label,
+        "group": entry.group,
+        "traffic": traffic(entry),
+        "keeps": kept(entry),
+        "codecs": codecs_of(entry),
+        "assumes": entry.assumes,
+        "paper": entry.cls.paper,
+        "purpose": purpose(entry),
+        "defaults": defaults(entry),
+    }
+
+
+def sections(entry: MethodEntry) -> dict[str, list[tuple[str, ...]]]:
+    """Explain a method: hyper-parameters, messages, client state and codecs, as rows by title."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    meanings = explain_fields(entry)
+    values = [(name, value, meanings.get(name, "")) for name, value in defaults(entry).items()]
+    if values:
+        found["Hyper-parameters, and their defaults"] = list(values)
+    if entry.preset:
+        fixed = ", ".join(f"{name} = {value}" for name, value in entry.preset.items())
+        found[f"Fixed by this name: {fixed}."] = []
+    sizes = scheduled(entry)
+    if sizes:
+        found[f"{' and '.join(sizes)} may follow a schedule, such as cosine:0.1:200."] = []
+    usual = {each.message for each in exchanges(entry)}
+    messages = found["Messages: vectors down/up, fields sent → sent back"] = []
+    for each in exchanges(entry, every=True):
+        rare = "" if each.message in usual else " (only if clients fail to answer)"
+        sent = f"{each.down.names} → {each.up.names}"
+        messages.append((each.vectors, sent, first_sentence(each.message) + rare))
+    state = entry.cls.client_state
+    stored = "Nothing." if state is None else f"{first_sentence(state)}."  # type: ignore[arg-type]
+    found["A client keeps"] = [(stored,)]
+    if has_codec(entry, "up"):
+        passing = {name for each in exchanges(entry, every=True) for name in each.compressed}
+        kind, which = codecs_of(entry), "casts such as float32"
+        if kind != "casts":
+            which = f"{kind} codecs, such as {_EXAMPLES[kind]}, and {which},"
+        found["Codecs"] = [(f"--up takes {which} for {', '.join(sorted(passing)) or 'replies'}.",)]
     return found
 
 

@@ -102,6 +102,28 @@ def summarise(
     return rows
 
 
+def document(
+    histories: Sequence[History], target: Target, cost: str | Cost = "bytes"
+) -> dict[str, Any]:
+    """Return the rows of `summarise` and a row for each run, which `--json` prints."""
+    return {
+        "target": str(target),
+        "cost": cost,
+        "methods": summarise(histories, target, cost),
+        "runs": [
+            {
+                "method": run.label,
+                "seed": run.meta.get("seed"),
+                "end": run.stop_reason,
+                "detail": run.stop_detail,
+                "cost_to_target": run.cost_to(target, cost),
+                "last": run.rows[-1] if run.rows else {},
+            }
+            for run in histories
+        ],
+    }
+
+
 def headings(column: str = "grad_norm", cost: str | Cost = "bytes") -> dict[str, str]:
     """Return the heading of each column of a table about a target's column and a cost."""
     words = {"column": describe_column(column).label, "cost": Cost.parse(cost).short_name}

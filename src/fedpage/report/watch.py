@@ -256,7 +256,9 @@ class RunFollower:
         counts = [f"{n} {s}" for s in RunState if (n := list(states.values()).count(s))]
         heading = f"{self.root}: {', '.join(counts) or 'no runs yet'}"
         table = Table(title=Text(heading), title_justify="left")
-        table.add_column("run", overflow="fold", min_width=12)
+        words = [word for name in self.runs for word in name.split()]
+        longest = max(map(len, words), default=0)
+        table.add_column("run", overflow="fold", min_width=min(max(longest, 12), 30))
         table.add_column("state", no_wrap=True)
         for name in ("round", "rounds/s", "left"):
             table.add_column(name, justify="right", no_wrap=True)

@@ -139,6 +139,14 @@ class Comparison:
         ]
         return [f"{pair.sentence(self.noun)}." for pair in shown]
 
+    def lines(self) -> list[str]:
+        """Write a line for each method's cost, and then the sentences."""
+        column = self.cost.column
+        head = f"{column.label.capitalize()} to {self.goal}, interpolated between records; "
+        costs = [f"  {name}: {self.samples[name].text(column.unit)}" for name in self.costs]
+        head += f"medians and {100 * self.level:.0f} % intervals:"
+        return [head, *costs, *self.sentences()]
+
     def table(self) -> Table:
         """Make a table with medians, intervals, ends of runs and ratios to the best.
 

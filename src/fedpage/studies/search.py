@@ -286,15 +286,22 @@ class Search:
         self._set_incumbent(min(ratios, key=ratios.__getitem__))
 
     def scores(self) -> list[tuple[Tunable, Score]]:
-        """Return every candidate with its score, the incumbent first, then by seeds and ratio."""
+        """Return every candidate with its score, the incumbent first, then by seeds and ratio.
+
+        A search that was cut before it had an incumbent compares with the best candidate.
+        """
+        sign, first = -1.0 if self.trials.higher else 1.0, self.incumbent
         ran = {p: self.trials.find(self.method_at(p), n) for p, n in self._tried.items()}
-        scores = {p: _score(own, ran.get(self.incumbent or (), own)) for p, own in ran.items()}
-        sign = -1.0 if self.trials.higher else 1.0
+        if first not in ran:
+            own = {p: _score(trials, trials) for p, trials in ran.items()}
+            keys = {p: (-s.seeds, s.cost, sign * s.best) for p, s in own.items()}
+            first = min(keys, key=keys.__getitem__, default=())
+        scores = {p: _score(trials, ran[first]) for p, trials in ran.items()}
 
         def order(point: Point) -> tuple[float, ...]:
             score = scores[point]
             rest = (-score.seeds, score.ratio, score.cost, sign * score.best)
-            return (point != self.incumbent, *rest)
+            return (point != first, *rest)
 
         return [(self.method_at(point), scores[point]) for point in sorted(scores, key=order)]
 

@@ -19,7 +19,7 @@ from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.codecs.compose import Chain, Scaled
 from fedpage.core.capabilities import dtype_of
 from fedpage.core.columns import SIMULATED, Cost
-from fedpage.core.errors import InputError
+from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import HyperParameter, Problem
 from fedpage.methods.schedules import Schedule, effective_step, with_step
 
@@ -348,8 +348,8 @@ def given_axes(
     for name, values in search.items():
         if name not in names | {"rho", "step"}:
             raise InputError(
-                f"{method.name} has no hyper-parameter {name!r} to search; "
-                f"it has {', '.join(sorted(names))}"
+                f"{method.name} has no hyper-parameter {name!r} to search;"
+                f"{did_you_mean(name, [*names, 'rho', 'step'])} it has {', '.join(sorted(names))}"
             )
         if name == "rho" and not is_fedpage(method):
             raise InputError(f"rho is FedPAGE's; {method.name} has eta_g and eta_l")

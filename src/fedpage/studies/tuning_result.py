@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from fedpage.core.columns import describe_column, list_axes
 from fedpage.core.types import HyperParameter
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
-from fedpage.report.summary import format_duration
+from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Table
 from fedpage.runs import build
 from fedpage.runs.history import History
@@ -156,6 +156,59 @@ class Tuning:
         ]
         return replace(Table.of_texts(head, rows), caption=self.title, notes=tuple(self.notes))
 
+    def candidates(self, most: int = 8) -> Table:
+        """Return a table of the best settings that were tried for the recommended method."""
+        chosen, unit = self.recommended, self.question.cost.column.unit
+        shown = chosen.scores[:most]
+        names = [
+            name
+            for name in (each.name for each in fields(chosen.method))
+            if name in self._changes or len({str(getattr(m, name)) for m, _ in shown}) > 1
+        ]
+        label = describe_column(self.question.target.column).label
+        head = (*names, self.goal.partition(" ")[0], f"best {label}", "over winner", "seeds")
+        rows = []
+        for method, score in shown:
+            paid = format_cost(score.cost, unit) if math.isfinite(score.cost) else "not reached"
+            ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
+            values = (_write_value(getattr(method, name), name) for name in names)
+            rows.append((*values, paid, f"{score.best:.3g}", ratio, str(score.seeds)))
+        caption = f"{self.goal}: medians over the seeds of the search"
+        return replace(Table.of_texts(head, rows), caption=caption, align="r" * len(head))
+
+    @property
+    def _changes(self) -> dict[str, str]:
+        """The recommended method's hyper-parameters that are not the defaults, in words."""
+        return {
+            each.name: f"{each.name} = {_write_value(value, each.name)} "
+            f"(default {_write_value(each.default, each.name)})"
+            for each in fields(self.method)
+            if (value := getattr(self.method, each.name)) != each.default
+        }
+
+    def findings(self, given: Collection[str] = ()) -> list[str]:
+        """Return lines on the settings, the search, the evaluation, and what to do next.
+
+        Args:
+            given: The hyper-parameters that the user gave.
+        """
+        chosen, changes = self.recommended, self._changes
+        own = [text for name, text in changes.items() if name not in given]
+        lines = [f"Chosen: {', '.join(own)}"] if own else []
+        if len(own) < len(changes):
+            others = [text for name, text in changes.items() if name in given]
+            lines.append(f"Given: {', '.join(others)}")
+        lines.append(f"Searched: {', '.join(chosen.searched)}. {self.effort}")
+        if chosen.sample is not None:
+            seeds, level = chosen.sample.seeds, chosen.sample.level
+            label = describe_column(self.question.target.column).label
+            lines.append(
+                f"On {seeds} held-out seeds: {chosen.describe(self.question.cost.column.unit)} "
+                f"({level:.0%} interval of the median). {chosen.at_end} of {seeds} runs end at the "
+                f"target, with {label} {chosen.value:.3g} in the median."
+            )
+        return [*lines, self.advice]
+
     def eliminations(self) -> list[str]:
         """Return a line for each reason of elimination, with costs over the first's."""
         found: dict[str, list[str]] = defaultdict(list)
@@ -263,6 +316,14 @@ class Tuning:
 
     def __str__(self) -> str:
         return self.table().to_text()
+
+
+def _write_value(value: object, name: str) -> str:
+    """Write a hyper-parameter's value in short; None is every client or row, or follows a rule."""
+    if value is None:
+        return "all" if name[:1] in ("b", "S") else "by rule"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:.4g}" if is_number else str(value)
 
 
 def join(words: Sequence[str]) -> str:

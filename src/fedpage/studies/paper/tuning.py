@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -16,6 +16,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.files import put
 from fedpage.methods.registry import describe_method
 from fedpage.report.plots import FigureRuns
+from fedpage.report.tables import Table
 from fedpage.runs.fingerprint import digest, method_digest, result_key
 from fedpage.studies.claims import FAILS, HOLDS, UNDECIDED, Claim, Finding
 from fedpage.studies.paper.book import TuningTable
@@ -112,6 +113,24 @@ def search(
     table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
     put(path, json.dumps(table, indent=2).encode("utf-8") + b"\n")
     return rows
+
+
+def table(figure: str, grid: TuningTable, rows: Sequence[TunedCurve]) -> Table:
+    """Return a table of the rows of `search`."""
+    headings = (
+        "panel", "curve", "target", "eta_g", "rho", "rounds on held-out seeds",
+        "eta_g within a tenth of the best",
+    )  # fmt: skip
+    cells = []
+    for row in rows:
+        median = row["rounds_on_held_out_seeds"][1]
+        near = ", ".join(f"{v:g}" for v in row["within_tenth"])
+        reached = "held" if row["hold"] else "first touch"
+        rho = "-" if row["rho"] is None else f"{row['rho']:g}"
+        paid = "not reached" if median is None else f"{median:.0f}"
+        cells.append((row["panel"], row["label"], reached, f"{row['eta_g']:g}", rho, paid, near))
+    caption = f"{figure}: fewest rounds to {grid.target:g}"
+    return replace(Table.of_texts(headings, cells), caption=caption)
 
 
 def load(study: Study, figure: str, grid: TuningTable, path: Path) -> list[TunedCurve] | None:
