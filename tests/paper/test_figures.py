@@ -103,6 +103,7 @@ def test_the_search_for_tuned_steps(tmp_path):
     path = tmp_path / "tuning" / "tiny" / "one.json"
     assert tuning.load(study, "tiny/one", grid, path) == rows
     assert tuning.load(study, "tiny/one", replace(grid, seeds=3), path) is None
+    assert tuning.load(study, "tiny/one", grid, tmp_path / "none.json") is None
     assert {f"50 clients, {name}" for name in names} == set(seen)
     assert search() == rows
     path.write_text(path.read_text().replace("0.3", "0.4"))

@@ -11,8 +11,6 @@ from support import quadratic, refusal
 
 import fedpage as fp
 from fedpage.runs import fingerprint
-from fedpage.studies.paper import tuning
-from fedpage.studies.paper.book import TuningTable
 
 METHOD = """
 from dataclasses import dataclass
@@ -174,20 +172,3 @@ def test_a_run_under_the_name_of_another_is_not_taken_over(tmp_path, caplog):
     shutil.copy(second / "history.jsonl", first)
     shutil.copy(second / "history.model.npz", first)
     assert [key.seed for key in study().runs()] == [1]
-
-
-def test_step_sizes_of_another_search_are_not_taken_over(tmp_path):
-    problem = quadratic()
-    study = fp.Study(
-        {"q": problem}, {"a": fp.FedPAGE(S=2, K=1)}, rounds=4, seeds=1, store=tmp_path,
-        figures=[{"name": "f"}],
-    )  # fmt: skip
-    grid = TuningTable(eta_g=[0.1, 0.2], rho=[1.0], target=1.0, seeds=1)
-    rows = tuning.search(study, "f", grid, tmp_path, 1, lambda *_: None)
-    path = tmp_path / "tuning" / "f.json"
-    assert tuning.load(study, "f", grid, path) == rows
-    other = TuningTable(eta_g=[0.1, 0.3], rho=[1.0], target=1.0, seeds=1)
-    assert tuning.load(study, "f", other, path) is None
-    assert tuning.load(study, "f", grid, tmp_path / "none.json") is None
-    path.write_text(path.read_text().replace('"eta_g": 0.', '"eta_g": 1.'))
-    assert "not a result of the search" in refusal(tuning.load, study, "f", grid, path)

@@ -16,7 +16,6 @@ import pytest
 
 import fedpage as fp
 from fedpage.core.errors import InputError
-from fedpage.runs import fingerprint
 from fedpage.runs.store import RunStore
 from fedpage.studies import results
 from fedpage.studies.study import Study
@@ -175,15 +174,6 @@ def test_runs_have_the_bits_of_simulate_for_any_number_of_jobs(load, tmp_path):
     both = Study.load(tmp_path / "study.toml", store=tmp_path / "other").run(jobs=2)
     assert both.new_runs == 28
     assert all(history.same(runs[key]) for key, history in both.runs().items())
-
-
-def test_other_code_or_versions_are_other_runs(load, monkeypatch):
-    before = {plan.place for plan in load().plans.values()}
-    assert before == {plan.place for plan in load().plans.values()}
-    for name, value in (("code_digest", lambda cls: "other"), ("versions", lambda: {"numpy": "0"})):
-        with monkeypatch.context() as patch:
-            patch.setattr(fingerprint, name, value)
-            assert not before & {plan.place for plan in load().plans.values()}
 
 
 def test_a_study_of_objects_equals_that_of_tables(load, tmp_path):
