@@ -37,8 +37,8 @@ _MOST_SHOWN = 50
 
 
 @dataclass(frozen=True)
-class StudyConfig:
-    """Describe a study: its file, changes of the file, and the directory of its runs."""
+class StudyFile:
+    """Describe a study file, changes of its values, and the directory of the runs."""
 
     file: FileArgument
     changes: Annotated[
@@ -57,7 +57,7 @@ class StudyConfig:
 
 
 @options.command(app, "run")
-def run(study: StudyConfig, jobs: options.Jobs = 1, out: OutOption = None) -> Document:
+def run(study: StudyFile, jobs: options.Jobs = 1, out: OutOption = None) -> Document:
     """Make the runs of a study that are not in the store, and write its report.
 
     The same command continues after an interruption.
@@ -66,13 +66,13 @@ def run(study: StudyConfig, jobs: options.Jobs = 1, out: OutOption = None) -> Do
 
 
 @options.command(app, "status")
-def status(study: StudyConfig) -> Document:
+def status(study: StudyFile) -> Document:
     """Show the state of every run of a study."""
     return print_runs(study.load().status(), limit=_MOST_SHOWN)
 
 
 @options.command(app, "report")
-def report(study: StudyConfig, out: OutOption = None) -> Document:
+def report(study: StudyFile, out: OutOption = None) -> Document:
     """Write the report of the runs that have ended, and run nothing."""
     return _finish(study.load(), out)
 
@@ -98,7 +98,7 @@ def add(
 
 @options.command(app, "export")
 def export(
-    study: StudyConfig,
+    study: StudyFile,
     out: Annotated[Path, typer.Argument(help="The directory.")],
     records: Annotated[
         str, typer.Option(help="Format of the records.", metavar="[csv|parquet]")
