@@ -15,7 +15,7 @@ from fedpage.cli import options
 from fedpage.cli.options import Document
 from fedpage.cli.output import console, print_table
 from fedpage.core.errors import InputError
-from fedpage.data import Dataset, Partition, download, registry
+from fedpage.data import download, registry
 from fedpage.report import data_summary
 from fedpage.report.partition_plot import plot_partition
 from fedpage.report.tables import Table
@@ -87,7 +87,7 @@ def show(
         grid.add_row(heading, escape(text))
     console().print(grid)
     if division is not None:
-        _print_clients(rows, division)
+        print_table(data_summary.client_table(rows, division))
     if figure is not None:
         plot_partition(rows, division, figure)
         print(f"wrote {figure}")
@@ -95,18 +95,6 @@ def show(
     if division is not None:
         document["clients"] = {"N": division.N, "rows": division.sizes.tolist()}
     return document
-
-
-def _print_clients(data: Dataset, division: Partition) -> None:
-    """List the clients, or count many of them by their size."""
-    if division.N <= data_summary.FEW:
-        headings, cells = data_summary.client_table(data, division)
-    else:
-        headings = ["rows", "clients", ""]
-        found = data_summary.size_histogram(division.sizes)
-        cells = [[text, f"{count:,}", bar] for text, count, bar in found]
-    align = "".join("l" if heading in ("client", "") else "r" for heading in headings)
-    print_table(replace(Table.of_texts(headings, cells), align=align))
 
 
 @options.command(app, "fetch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedpage.core.types import Ints
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, equal_parts
 from fedpage.report.partition_plot import count_labels
+from fedpage.report.tables import Table
 
 FEW = 20
 """Up to so many clients are listed one by one; of more, a histogram of sizes is shown."""
@@ -71,8 +73,12 @@ def _range(values: Ints) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {np.median(values):,g}"
 
 
-def client_table(data: Dataset, partition: Partition) -> tuple[list[str], list[list[str]]]:
-    """List the clients as headings and cells: ids or numbers, rows, and rows of each label."""
+def client_table(data: Dataset, partition: Partition) -> Table:
+    """List the clients with their rows and labels, or count many clients by their size."""
+    if partition.N > FEW:
+        found = size_histogram(partition.sizes)
+        texts = [(sizes, f"{count:,}", bar) for sizes, count, bar in found]
+        return replace(Table.of_texts(("rows", "clients", ""), texts), align="rrl")
     counted = count_labels(data, partition)
     names = partition.ids or tuple(range(partition.N))
     headings = ["client", "rows"]
@@ -85,7 +91,7 @@ def client_table(data: Dataset, partition: Partition) -> tuple[list[str], list[l
         headings += ["lowest", "median", "highest"]
         for client, cells in enumerate(table):
             cells += [f"{q:.4g}" for q in np.quantile(data.y[partition.rows(client)], (0, 0.5, 1))]
-    return headings, table
+    return replace(Table.of_texts(headings, table), align="l" + "r" * (len(headings) - 1))
 
 
 def size_histogram(sizes: Ints, bins: int = 8) -> list[tuple[str, int, str]]:
