@@ -213,15 +213,15 @@ def call(*words: str) -> tuple[int, str]:
     return 0, out.getvalue()
 
 
-def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of the app and of all its commands."""
-    yield prefix
+def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the words of all commands of the app, and the commands, the groups among them."""
+    yield prefix, group
     for name, command in group.commands.items():
         command = command.load() if hasattr(command, "load") else command
         if hasattr(command, "commands"):
             yield from commands(command, (*prefix, name))
         else:
-            yield (*prefix, name)
+            yield (*prefix, name), command
 
 
 def help_texts() -> str:
@@ -232,7 +232,7 @@ def help_texts() -> str:
 
     os.environ["COLUMNS"], os.environ["TERM"] = "100", "dumb"
     parts = []
-    for words in commands(typer.main.get_command(app)):
+    for words, _ in commands(typer.main.get_command(app)):
         parts.append(f"$ fedpage {' '.join([*words, '--help'])}\n{call(*words, '--help')[1]}")
     return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines()) + "\n"
 

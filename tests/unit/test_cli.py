@@ -117,12 +117,6 @@ def test_codecs_lists_classes_and_bits(run):
     assert lines["randk:0.1"].startswith("randk:0.1 omega = 9 640 0.1 ")
 
 
-def test_help_cuts_no_sentence_off(run):
-    for words in ((), ("data",), ("deploy",)):
-        _, out, _ = run(*words, "--help")
-        assert "..." not in out.replace("[ARGS]...", "")
-
-
 def test_data_commands(run, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDPAGE_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -78,20 +78,11 @@ def test_compare_takes_codecs(run, tmp_path):
 
 
 def test_tune_searches_codecs(run, tmp_path):
-    words = ["--search", "up=natural,randk:0.2,none", "--search", "step=0.1,0.2"]
-    words += [
-        "--cost",
-        "bytes",
-        "--target",
-        "0.2",
-        "--seeds",
-        "1",
-        "--held-out-seeds",
-        "1",
-        "--S",
-        "3",
-    ]
-    code, out, err = run("tune", "pp-marina", *SMALL, *words, "--out", "search")
+    words = (
+        "--search up=natural,randk:0.2,none --search step=0.1,0.2 --cost bytes --target 0.2 "
+        "--seeds 1 --held-out-seeds 1 --S 3 --out search"
+    )
+    code, out, err = run("tune", "pp-marina", *SMALL, *words.split())
     assert code == 0, err
     assert (tmp_path / "search" / "search.png").exists()
     assert "randk:0.2" in out

@@ -165,6 +165,7 @@ methods a b
 methods fedavg --markdown -> leave out the name
 resume nowhere -> is not a directory
 resume folder -> has no run in it
+run done -> is a run; continue it with `fedpage resume done`
 watch nowhere -> is not a directory
 study run nowhere.toml -> there is no such file
 study add own.toml -> say what to add
@@ -248,6 +249,8 @@ def places(tmp_path, monkeypatch):
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "folder").mkdir()
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "run.toml").touch()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "broken").symlink_to("nowhere")
     (tmp_path / "binary").write_bytes(bytes(range(256)) * 20)

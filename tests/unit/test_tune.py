@@ -211,6 +211,13 @@ def test_a_search_that_is_cut_says_so():
     assert "cut" in cut.effort
 
 
+def test_a_search_that_is_cut_before_an_incumbent_compares_with_the_best():
+    cut = fp.tune(quadratic(), DESCENT, max_runs=5, **STEP_ONLY)
+    (_, best), (_, second), *_ = cut.first.scores
+    assert (best.ratio, second.ratio) == (1, pytest.approx(second.cost / best.cost))
+    assert second.ratio > 2
+
+
 def test_a_target_that_nobody_reaches_is_not_evaluated(problem, tmp_path):
     search = {"eta_g": [0.01, 0.1, 0.2, 0.4]}
     found = fp.tune(problem, fp.PAGE(S=5), target=1e-9, search=search, rounds=20, **ONE)

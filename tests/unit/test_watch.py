@@ -6,8 +6,10 @@ import json
 import shutil
 import threading
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 import fedpage as fp
 from fedpage.callbacks import checkpointing
@@ -195,6 +197,14 @@ def test_running_runs_are_shown_first(path):
 
 
 # --- the command line -----------------------------------------------------------------------------
+
+
+def test_names_of_runs_are_broken_between_words_only(path):
+    follower = RunFollower(path, {"FedPAGE-Full step=0.1 seed=0": path})
+    follower.poll()
+    screen = Console(width=80, file=StringIO())
+    screen.print(follower.table())
+    assert all(w in screen.file.getvalue() for w in ("FedPAGE-Full", "step=0.1", "seed=0"))
 
 
 @pytest.mark.parametrize("words", [("watch", "all", "--once"), ("deploy", "status", "all/run")])
