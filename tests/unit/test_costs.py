@@ -198,7 +198,7 @@ def test_compare_and_tune_on_the_command_line(run, refused, tmp_path):
     assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "out/report.html").read_text()
     assert run("resume", "out")[1].splitlines()[:9] == out.splitlines()[:9]
     for command in (("compare",), ("tune", "page")):
-        refused((*command, "--cost", "up+dwn"), "--cost: 'dwn' in 'up+dwn' is not a cost")
+        refused((*command, "--cost", "up+dwn"), "'dwn' in 'up+dwn' is not a cost")
     code, out, err = run(
         "tune", "page", *words, "--held-out-seeds", "1", "--search", "eta_g=0.1,0.3",
         "--out", "t", "--report", "t.html",
