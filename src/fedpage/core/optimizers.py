@@ -27,7 +27,7 @@ OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Turn gradients into directions; the base class of all client optimisers.
+    """Turn gradients into directions; the base class of all client optimisers, which take its Args.
 
     Your own is a frozen dataclass that overrides `update`. A gradient is clipped first, then the
     weight decay is added, then it is given to `update`.
@@ -123,12 +123,7 @@ class Optimizer:
 @OPTIMIZERS.register("sgd")
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Take the gradient for the direction: plain local SGD, with decay or clipping.
-
-    Args:
-        weight_decay: As in `Optimizer`.
-        clip: As in `Optimizer`.
-    """
+    """Take the gradient for the direction: plain local SGD, with decay or clipping."""
 
     def update(self, g: Vector, moments: Moments, step: int) -> tuple[Vector, Moments]:
         """Return the gradient."""
@@ -143,8 +138,6 @@ class Momentum(Optimizer):
     Args:
         beta: The momentum, in [0, 1).
         nesterov: The direction is g + beta m instead of m.
-        weight_decay: As in `Optimizer`.
-        clip: As in `Optimizer`.
     """
 
     checks: ClassVar[Checks] = {"beta": decay, "nesterov": flag}
@@ -180,8 +173,6 @@ class Adam(Optimizer):
         beta1: The decay of the mean of gradients, in [0, 1).
         beta2: The decay of the mean of squares, in [0, 1).
         eps: The number that is added to the root.
-        weight_decay: As in `Optimizer`.
-        clip: As in `Optimizer`.
     """
 
     checks: ClassVar[Checks] = {"beta1": decay, "beta2": decay, "eps": positive}
@@ -202,15 +193,7 @@ class Adam(Optimizer):
 @OPTIMIZERS.register("adamw")
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w y is added to the direction (Loshchilov, Hutter 2019).
-
-    Args:
-        beta1: The decay of the mean of gradients, in [0, 1).
-        beta2: The decay of the mean of squares, in [0, 1).
-        eps: The number that is added to the root.
-        weight_decay: The weight of the decoupled weight decay: a step subtracts eta w y.
-        clip: As in `Optimizer`.
-    """
+    """Adam with decoupled weight decay: w y is added to the direction (Loshchilov, Hutter 2019)."""
 
     decoupled: ClassVar[bool] = True
 
