@@ -63,7 +63,11 @@ def reproduce(config: ReproduceConfig) -> Document:
     for problem in (problem for study in studies for problem in _configs(study)):
         entry = registry.DATASETS.get(problem.data)
         if isinstance(entry, registry.LibsvmFile):
-            registry.find_or_refuse(entry)
+            try:
+                registry.find_or_refuse(entry)
+            except InputError as error:
+                hint = "or use `--data census`, which is synthetic"
+                raise InputError(f"{error}, {hint}") from None
     prepare_out(out, force=True)
     jobs = min(config.jobs, os.cpu_count() or 1)
     began = time.perf_counter()
