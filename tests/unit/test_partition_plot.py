@@ -139,7 +139,7 @@ def test_problems_bring_their_partition_and_files_are_written(tmp_path):
     [
         ((SICK,), "has no client ids; give a partition"),
         ((SICK, fp.blocks(700, 2)), "names rows that"),
-        ((SICK, TOWNS, "c.png"), "expected a partition"),
+        ((SICK, TOWNS, "c.png"), "give a partition, such"),
         ((3,), "give a Dataset or a problem"),
         ((VISITS, None, "x.foo"), "no such format of figures"),
     ],

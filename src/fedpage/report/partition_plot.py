@@ -114,15 +114,12 @@ def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
     partition = getattr(given, "partition", None) if partition is None else partition
     if partition is None and data.clients is not None:
         partition = by_id(data.clients)
-    if partition is None:
-        raise InputError(
-            f"plot_partition: {data.name!r} has no client ids; give a partition, "
-            "such as fp.dirichlet(data.y, 20, 0.1)"
-        )
     if not isinstance(partition, Partition):
+        why = f"{data.name!r} has no client ids; " if partition is None else ""
         found = short_repr(partition)
         raise InputError(
-            f"plot_partition: expected a partition, such as fp.by_id(ids), not {found}"
+            f"plot_partition: {why}give a partition, such as fp.dirichlet(data.y, 20, 0.1), "
+            f"not {found}"
         )
     if int(partition.order.max()) >= data.rows:
         raise InputError(
@@ -239,27 +236,19 @@ def _draw_targets(ax: Axes, y: Vector, partition: Partition, *, is_wide: bool) -
     """Draw the quantiles of each client's targets, of many clients sorted by the median."""
     rows = (partition.rows(i) for i in range(partition.N))
     quantiles = np.array([np.quantile(y[own], (0.05, 0.25, 0.5, 0.75, 0.95)) for own in rows]).T
-    clients = np.arange(partition.N)
-    outer, inner = "5% to 95%", "25% to 75%"
     ax.set_ylabel("target")
     if is_wide:
-        low, lower, middle, upper, high = quantiles[:, np.argsort(quantiles[2], kind="stable")]
-        centres = clients + 0.5
-        ax.fill_between(centres, low, high, color=PALE, linewidth=0, label=outer)
-        ax.fill_between(centres, lower, upper, color=ACCENT, alpha=0.6, linewidth=0, label=inner)
-        ax.plot(centres, middle, color="black", linewidth=1, label="median")
-        ax.set_xlim(0, partition.N)
+        quantiles = quantiles[:, np.argsort(quantiles[2], kind="stable")]
+        ax.set_xlim(-0.5, partition.N - 0.5)
         ax.set_xlabel("clients, sorted by the median")
-        ax.legend(frameon=False, fontsize=8)
-    else:
-        low, lower, middle, upper, high = quantiles
-        ax.vlines(clients, low, high, color=PALE, linewidth=1.5, label=outer)
-        ax.vlines(clients, lower, upper, color=ACCENT, linewidth=5, label=inner)
-        ax.plot(
-            clients, middle, "o", color="white", markeredgecolor=ACCENT, markersize=5,
-            label="median",
-        )  # fmt: skip
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    low, lower, middle, upper, high = quantiles
+    clients = np.arange(partition.N)
+    outer, inner, mark, edge = (3.0, 3.0, ",k", "k") if is_wide else (1.5, 5.0, "ow", ACCENT)
+    ax.vlines(clients, low, high, color=PALE, linewidth=outer, label="5% to 95%")
+    ax.vlines(clients, lower, upper, color=ACCENT, linewidth=inner, label="25% to 75%")
+    ax.plot(clients, middle, mark, markeredgecolor=edge, markersize=5, label="median")
+    place: dict[str, Any] = {} if is_wide else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    ax.legend(frameon=False, fontsize=8, **place)
 
 
 def _name_clients(ax: Axes, partition: Partition) -> float:

@@ -19,7 +19,7 @@ from fedpage.core.types import AnyMethod, Vector
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import Schedule, schedules_of
 from fedpage.runs.config import drop_none
-from fedpage.runs.toml import flatten
+from fedpage.runs.toml import digest, flatten
 
 _OF_CODECS = ("code.up", "code.down")
 _OWNERS = {
@@ -104,12 +104,6 @@ def result_key(about: Mapping[str, object]) -> str:
         run's bits depend on.
     """
     return digest({**about, "versions": versions()})
-
-
-def digest(table: Mapping[str, object]) -> str:
-    """Return the SHA-256 of plain values."""
-    text = json.dumps(table, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source: str) -> None:

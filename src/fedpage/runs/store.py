@@ -19,7 +19,7 @@ from fedpage.core.types import StopReason
 from fedpage.runs import toml
 from fedpage.runs.checkpoint import Snapshot, pack, unpack
 from fedpage.runs.config import Settings
-from fedpage.runs.fingerprint import check_same_run, digest, fingerprint
+from fedpage.runs.fingerprint import check_same_run, fingerprint
 from fedpage.runs.history import History
 from fedpage.runs.history_file import (
     encode_line,
@@ -403,7 +403,7 @@ def _last_good_round(history: History) -> int:
 
 def _digest_any_rounds(about: Mapping[str, object]) -> str:
     """Return the digest of a fingerprint without its rounds, of which a run may get more."""
-    return digest({key: value for key, value in about.items() if key != "rounds"})
+    return toml.digest({key: value for key, value in about.items() if key != "rounds"})
 
 
 def parse_interval(every: str | int) -> tuple[int | None, float | None]:

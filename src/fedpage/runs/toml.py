@@ -104,7 +104,7 @@ def apply_changes(table: Settings, changes: Sequence[str]) -> None:
 def write_settings(path: Path, table: Mapping[str, object]) -> None:
     """Write run.toml or compare.toml as a whole, with a checksum of its values."""
     table = drop_none({**table, "format": _FORMAT})
-    put(path, dumps({"checksum": _checksum(table), **table}).encode("utf-8"))
+    put(path, dumps({"checksum": digest(table), **table}).encode("utf-8"))
 
 
 def read_settings(path: Path) -> Settings:
@@ -118,7 +118,7 @@ def read_settings(path: Path) -> Settings:
     table = read(path)
     if table.get("format") != _FORMAT:
         raise InputError(f"{path}: not the settings of a run of this version of fedpage")
-    if table.pop("checksum", None) != _checksum(table):
+    if table.pop("checksum", None) != digest(table):
         more = f"`fedpage resume {path.parent} --rounds N`"
         other = f"`fedpage run --config {path} --set KEY=VALUE --out NEW`"
         if path.name != "run.toml":
@@ -130,5 +130,6 @@ def read_settings(path: Path) -> Settings:
     return table
 
 
-def _checksum(table: Mapping[str, object]) -> str:
+def digest(table: Mapping[str, object]) -> str:
+    """Return the SHA-256 of plain values."""
     return hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()

@@ -18,10 +18,11 @@ from fedpage.engine.simulate import execute as execute_run
 from fedpage.runs import toml
 from fedpage.runs.build import build_problem
 from fedpage.runs.config import ProblemConfig
-from fedpage.runs.fingerprint import digest, fingerprint, result_key
+from fedpage.runs.fingerprint import fingerprint, result_key
 from fedpage.runs.history import History
 from fedpage.runs.lock import RunInUse
 from fedpage.runs.spec import RunSpec
+from fedpage.runs.toml import digest
 
 _LOG = logging.getLogger("fedpage")
 _SECONDS_BETWEEN_LOOKS = 0.5

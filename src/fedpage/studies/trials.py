@@ -25,16 +25,11 @@ from fedpage.engine.simulate import execute
 from fedpage.engine.stopping import check_target
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
-from fedpage.runs.fingerprint import (
-    code_digest,
-    describe_start,
-    digest,
-    method_digest,
-    result_key,
-)
+from fedpage.runs.fingerprint import code_digest, describe_start, method_digest, result_key
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec, start_of
 from fedpage.runs.store import parse_interval
+from fedpage.runs.toml import digest
 from fedpage.studies.parallel import run_tasks
 from fedpage.theory.constants import reference
 from fedpage.theory.planner import TimeModel

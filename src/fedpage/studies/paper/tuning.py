@@ -17,7 +17,8 @@ from fedpage.core.files import put
 from fedpage.methods.registry import describe_method
 from fedpage.report.plots import FigureRuns
 from fedpage.report.tables import Table
-from fedpage.runs.fingerprint import digest, method_digest, result_key
+from fedpage.runs.fingerprint import method_digest, result_key
+from fedpage.runs.toml import digest
 from fedpage.studies.claims import FAILS, HOLDS, UNDECIDED, Claim, Finding
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.run_archive import open_source
