@@ -2,10 +2,10 @@
 
 Forked processes that run a method with a checkpoint every few rounds are killed with SIGKILL at
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
-command is killed, terminated and interrupted. The disk fills up (a small tmpfs where this process
-may mount one, a limit of the file size everywhere), and the directory cannot be written. Commands
-with several processes are killed, and their workers must end. Commands are started with --force
-over live ones, and allocations fail at random points. tests/unit/test_damage.py changes bits.
+command is killed, terminated and interrupted. Files cannot grow beyond a limit, and the directory
+cannot be written. Commands with several processes are killed, and their workers must end. Commands
+are started with --force over live ones, and allocations fail at random points.
+tests/unit/test_damage.py changes bits.
 """
 
 from __future__ import annotations
@@ -204,32 +204,6 @@ def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
     say(f"files that cannot grow: {refused} runs ended with one line, and resumed: the same bits")
 
 
-def fill_tmpfs(folder, say=print):
-    """Fill a real file system, where this process may mount one."""
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True
-    ).returncode:
-        say("no tmpfs can be mounted here: only the file size limit was tested")
-        return
-    try:
-        out = folder / "run"
-        process = start_command("--out", str(out))
-        _, err = process.communicate(timeout=120)
-        last = err.strip().splitlines()[-1]
-        assert process.returncode == 1, (process.returncode, err)
-        assert "No space left on device; the run is safe up to round " in last, last
-        room = ["mount", "-o", "remount,size=16m", str(folder)]
-        subprocess.run(room, check=True, capture_output=True)
-        done = resume_command(out)
-        assert done.returncode == 0, done.stderr
-        problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-        whole = fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record_every=100)
-        assert fp.History.load(out / "history.jsonl").same(whole)
-        say(f"a full tmpfs: {last}; with room again: the same bits")
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
-
-
 def run_unprivileged(out, pipe):
     """Run as nobody, whom permissions bind."""
     if os.getuid() == 0:
@@ -422,8 +396,6 @@ def main() -> None:
         folder = Path(name)
         interrupt_command(folder)
         fill_disk(folder)
-        (folder / "small").mkdir()
-        fill_tmpfs(folder / "small")
         deny_permission(folder)
         force_live(folder)
         orphan_workers(folder, random.Random(options.seed))

@@ -109,18 +109,6 @@ def test_a_callback_that_raises_does_not_keep_others_from_ending(hook):
         assert last.calls[-1] == ("end", reason)
 
 
-def test_every_callback_ends_when_all_of_them_fail():
-    class Bad(Recorder):
-        def on_run_end(self, history):
-            super().on_run_end(history)
-            raise RuntimeError("no")
-
-    bad = [Bad(), Bad(), Bad()]
-    with pytest.raises(RuntimeError, match="no"):
-        simulate(*bad, rounds=1)
-    assert all(callback.calls[-1] == ("end", fp.StopReason.FINISHED) for callback in bad)
-
-
 def test_a_callback_can_end_the_run():
     def stop_after_three(info):
         return fp.Stopped(fp.StopReason.CALLBACK, "three") if info.round == 3 else None

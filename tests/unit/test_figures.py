@@ -17,7 +17,6 @@ import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.report import figure_file, plots
 from fedpage.report.bands import Summary
-from fedpage.report.plots import text_width, wrap_text
 from fedpage.report.titles import by_method, describe_problem, describe_runs, shorten_partition
 
 PROBLEM = {
@@ -335,15 +334,6 @@ def test_the_legend_says_what_the_band_is(grid):
     pair = {"a": grid[:3], "b": grid[:2], "c": []}
     assert Summary().describe(pair, is_log=True).endswith("2 to 3 seeds")
     assert fp.plot(grid[0]).legends[0].get_title().get_text() == ""
-
-
-def test_text_is_broken_at_a_width():
-    text = "Logistic regression with a regulariser on a data set of many rows"
-    broken = wrap_text(text, 2.0, 8)
-    assert broken.replace("\n", " ") == text
-    assert all(text_width(line, 8) <= 2.0 for line in broken.splitlines())
-    assert wrap_text(text, 9.0, 8) == text
-    assert wrap_text("", 1.0, 8) == ""
 
 
 def test_compare_draws_a_figure(run, refused, tmp_path):

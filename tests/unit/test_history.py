@@ -60,20 +60,6 @@ def test_invalid_files_are_refused(tmp_path, suffix, text):
     assert refusal(fp.History.load, path).startswith(str(path))
 
 
-def test_damaged_files_are_refused(runs, tmp_path):
-    path = runs[0].to_jsonl(tmp_path / "run.jsonl")
-    lines = path.read_text().splitlines()
-    for damaged in (
-        [lines[0], *lines[3:]],
-        [lines[0], *lines[1:][::-1]],
-        [*lines[:3], lines[2], *lines[3:]],
-        [*lines[:3], "{}", *lines[3:]],
-    ):
-        path.write_text("\n".join(damaged) + "\n")
-        said = refusal(fp.History.load, path)
-        assert said.startswith((f"{path}, line", f"{path}: damaged"))
-
-
 def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
     history = fp.History({"seed": 0})
     history.append({"round": 0, "loss": 1.0, "grad_norm": 1.0})
@@ -130,14 +116,6 @@ def test_a_finished_run_without_its_model_is_computed_again(tmp_path, damage):
     assert again.same(first)
     assert model.read_bytes() == written
     assert fp.History.load(tmp_path / "history.jsonl").same(first)
-
-
-def test_a_large_model_is_not_written_as_text(tmp_path):
-    history = fp.History({"seed": 0})
-    history.append({"round": 0, "loss": 1.0})
-    history.x = np.random.default_rng(0).normal(size=100_000)
-    assert history.to_jsonl(tmp_path / "run.jsonl").stat().st_size < 1000
-    assert (tmp_path / "run.model.npz").stat().st_size < 801_000
 
 
 @pytest.mark.parametrize("reason", [None, *StopReason])
@@ -230,16 +208,6 @@ def test_a_diverged_run_ends_where_it_was_last_finite(runs):
     assert text.get_text() == "FedPAGE (diverged)"
 
 
-def test_medians_of_two_are_their_mean():
-    pair = []
-    for value in (1.0, 3.0):
-        history = fp.History({"seed": value})
-        costs = dict.fromkeys(("round", "bytes_up", "bytes_down", "clients", "seconds"), 0)
-        history.append({**costs, "loss": 1.0, "grad_norm": value})
-        pair.append(history)
-    assert summary.summarise(pair, 0.1)[0]["value"] == 2.0
-
-
 def test_provenance(runs):
     meta = json.loads(json.dumps(runs[0].meta))
     assert meta["method"] == {
@@ -314,11 +282,7 @@ def test_curves(runs, x, y):
     assert len(ax.collections) == 3
 
 
-def test_files_of_every_kind(runs, tmp_path):
-    for suffix in ("png", "pdf", "svg"):
-        plots.plot(runs, tmp_path / f"figure.{suffix}")
-        assert (tmp_path / f"figure.{suffix}").stat().st_size > 5000
-    assert "nope" in refusal(plots.plot, runs, tmp_path / "figure.nope")
+def test_nothing_to_draw_is_refused(runs, tmp_path):
     for nothing in ([], fp.History(), [fp.History()]):
         assert "no histories" in refusal(plots.plot, nothing, tmp_path / "none.png")
     for quantiles in ((-1, 3), (0.9, 0.1)):
@@ -326,13 +290,11 @@ def test_files_of_every_kind(runs, tmp_path):
     assert "no record" in refusal(fp.History().last, "loss")
 
 
-def test_summary_and_page(runs, tmp_path):
+def test_the_summary(runs):
     rows = summary.summarise(runs, target=1e-9)
     assert [row["method"] for row in rows] == list(by_method(runs))
     assert rows[1]["value"] == np.median([run.last("grad_norm") for run in runs[3:6]])
     assert rows[0]["rounds"] == math.inf
-    plots.plot(runs, tmp_path / "p.png", x=("round", "bytes"), title="two panels")
-    assert (tmp_path / "p.png").stat().st_size > 5000
     table = summary.table(rows)
     assert "not reached" in map(str, table.rows[0])
     assert table.headings[2] == "gradient norm"

@@ -107,16 +107,14 @@ class Page:
 
     def _data(self) -> dict[str, Any]:
         """Collect what the template shows of figures and what the page's script draws."""
-        groups = [runs for f in self.figures for p in f.panels for runs in p.curves.values()]
-        has_seeds = sum(map(len, groups)) <= _SEED_CURVES
         target = self.target
         return {
             "target": target and {"column": target.column, "value": target.value},
             "columns": {n: asdict(describe_column(n)) for n in (*self.axes, *self.columns)},
-            "figures": [self._figure_data(figure, has_seeds=has_seeds) for figure in self.figures],
+            "figures": [self._figure_data(figure) for figure in self.figures],
         }
 
-    def _figure_data(self, figure: FigureRuns, *, has_seeds: bool) -> dict[str, Any]:
+    def _figure_data(self, figure: FigureRuns) -> dict[str, Any]:
         styles = {label: asdict(style) for label, style in assign_styles(figure.labels).items()}
         legend, caption = [], ""
         for label, style in styles.items():
@@ -133,14 +131,14 @@ class Page:
             "caption": caption,
             "columns": figure.columns,
             "legend": legend,
-            "panels": [
-                self._panel_data(panel, styles, has_seeds=has_seeds) for panel in figure.panels
-            ],
+            "panels": [self._panel_data(panel, styles) for panel in figure.panels],
         }
 
     def _panel_data(
-        self, panel: PanelRuns, styles: Mapping[str, Mapping[str, object]], *, has_seeds: bool
+        self, panel: PanelRuns, styles: Mapping[str, Mapping[str, object]]
     ) -> dict[str, Any]:
+        groups = [runs for f in self.figures for p in f.panels for runs in p.curves.values()]
+        has_seeds = sum(map(len, groups)) <= _SEED_CURVES
         curves: list[dict[str, Any]] = []
         medians: dict[str, list[Vector]] = {y: [] for y in self.columns}
         for label, runs in panel.curves.items():

@@ -282,6 +282,7 @@ def draw_figure(
         InputError: The width is unknown, or a run has not recorded x or y.
     """
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     choice("a figure", "width", width, ("single", "double", "screen"))
     summary = summary or Summary()
@@ -318,7 +319,7 @@ def draw_figure(
     factors = factor_styles(figure.labels) if set(entries) == set(figure.labels) else None
     first = 1
     if factors is not None:
-        entries = {label: _draw_sample(style, size) for label, style in factors.items()}
+        entries = {name: Line2D([], [], **size.line_of(style)) for name, style in factors.items()}
         first = sum(bool(style.marker) for style in factors.values())
     note = "; ".join(filter(None, notes))
     legend = _add_legend(page, entries, note, size.font, first) if entries else 0.0
@@ -394,13 +395,6 @@ def _draw_panel(
     _label_costs(ax, x, max((run.cost(x)[-1] for run in runs), default=0.0), size)
     ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
     return is_log
-
-
-def _draw_sample(style: Style, size: _Size) -> Artist:
-    """Return a line for the legend."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], **size.line_of(style))
 
 
 def _limit_values(

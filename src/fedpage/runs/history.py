@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import logging
@@ -39,10 +40,12 @@ from fedpage.runs.history_file import (
     Meta,
     Model,
     add_record,
+    encode_line,
+    end_line,
+    header_line,
     model_path,
     parse_lines,
     read_model,
-    write_history,
 )
 from fedpage.runs.lock import is_in_use
 
@@ -334,8 +337,12 @@ class History:
         Returns:
             The path of the JSON lines.
         """
-        write_history(self, Path(path))
-        return Path(path)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = header_line(self.meta)
+        body = b"".join(map(encode_line, [*self.rows, *self.events]))
+        put(path, header + body + end_line(self, path, header, hashlib.sha256(body)))
+        return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, warn: bool = True) -> History:

@@ -65,15 +65,6 @@ class HistoryEnd(msgspec.Struct):
 # --- writing --------------------------------------------------------------------------------------
 
 
-def write_history(history: History, path: Path) -> None:
-    """Write a history as JSON lines, and its model beside them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = header_line(history.meta)
-    body = b"".join(map(encode_line, [*history.rows, *history.events]))
-    end = end_line(history, path, header, hashlib.sha256(body))
-    put(path, header + body + end)
-
-
 def model_path(path: Path) -> Path:
     """Return the file of the model beside a history file: run.model.npz of run.jsonl."""
     return path.with_suffix(".model.npz")

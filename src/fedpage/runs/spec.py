@@ -86,7 +86,6 @@ class RunSpec:
         record_every: The number of rounds between two records, or "log".
         stop: When to end early.
         options: Rarely used options.
-
     """
 
     problem: Problem
