@@ -108,13 +108,11 @@ def test_methods_lists_what_each_sends_and_explains_one(run):
     assert "@MomentumSGD" in out.replace("\n", "").replace(" ", "").replace("│", "")
 
 
-def test_codecs_lists_classes_and_bits(run):
-    _, out, _ = run("codecs", "--d", "100")
-    lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line.strip()}
-    assert set(CODECS) <= {re.split(r"[:(]", name)[0] for name in lines} | {"chain"}
-    assert lines["none"].startswith("none exact 6,400 1 ")
-    assert lines["natural"].startswith("natural omega = 0.125 1,200 0.19 ")
-    assert lines["randk:0.1"].startswith("randk:0.1 omega = 9 640 0.1 ")
+def test_codecs_lists_every_class(run):
+    """The numbers are in tests/frozen/documents.json."""
+    _, out, _ = run("codecs")
+    names = {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert set(CODECS) <= {re.split(r"[:(]", name)[0] for name in names} | {"chain"}
 
 
 def test_data_commands(run, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def run_snippets(name: str, real) -> dict:
     return names
 
 
-TESTED_BELOW = {"CONTRIBUTING.md", "README.md", "docs/runs.md"}
+TESTED_BELOW = {"CONTRIBUTING.md", "README.md"}
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,6 @@ def test_the_readme_is_short():
     assert len(text.splitlines()) <= 120
     assert "make demo" in text
     assert "make test" in text
-
-
-def test_the_runs_of_the_documentation(real, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_snippets("docs/runs.md", real)
-    assert {path.name for path in (tmp_path / "runs" / "long").iterdir()} >= {
-        "run.toml",
-        "history.jsonl",
-        "checkpoints",
-    }
 
 
 def test_links_between_documents_lead_somewhere():
@@ -162,16 +152,12 @@ def parse(line: str, whole: bool) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if commands(name)])
 def test_command_lines_are_valid(name):
-    targets = set(
-        re.findall(
-            r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE
-        )
-    )
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     for line, whole in commands(name):
         if line.startswith("make "):
-            assert {word for word in line.split()[1:] if "=" not in word} <= targets, (
-                f"{name}: {line}"
-            )
+            asked = {word for word in line.split()[1:] if "=" not in word}
+            assert asked <= targets, f"{name}: {line}"
         else:
             parse(line, whole)
 
@@ -305,42 +291,24 @@ def require_packages(example, real) -> None:
         real("a9a")
 
 
-def recorded(example) -> str:
+@pytest.mark.parametrize("example", gallery.find_examples(), ids=lambda example: example.name)
+def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
+    """A long example runs for a round only, and has the table's headings and rows."""
+    require_packages(example, real)
+    monkeypatch.chdir(tmp_path)
     assert example.output.exists(), f"run: python tools/docs/gallery.py {example.name}"
-    return example.output.read_text(encoding="utf-8")
-
-
-def check_picture(example, folder) -> None:
-    drawn = list(folder.glob("*.png"))
+    full = example.output.read_text(encoding="utf-8")
+    if example.is_long:
+        output = gallery.run(example, "--rounds", "1")
+        assert output.splitlines()[0] == full.splitlines()[0]
+        rows = [[line[:10] for line in gallery.table_of(text)] for text in (output, full)]
+        assert rows[0] == rows[1]
+    else:
+        output = gallery.run(example)
+        assert gallery.is_similar(output, full), output
+    drawn = list(tmp_path.glob("*.png"))
     assert example.image.exists() == bool(drawn)
     assert all(picture.stat().st_size > 10_000 for picture in drawn)
-
-
-EXAMPLES = gallery.find_examples()
-LONG = [example for example in EXAMPLES if example.is_long]
-
-
-@pytest.mark.parametrize(
-    "example", [e for e in EXAMPLES if e not in LONG], ids=lambda example: example.name
-)
-def test_every_example_prints_what_the_gallery_shows(example, real, tmp_path, monkeypatch):
-    require_packages(example, real)
-    monkeypatch.chdir(tmp_path)
-    output = gallery.run(example)
-    assert gallery.is_similar(output, recorded(example)), output
-    check_picture(example, tmp_path)
-
-
-@pytest.mark.parametrize("example", LONG, ids=lambda example: example.name)
-def test_a_few_rounds_of_a_long_example_have_its_table(example, real, tmp_path, monkeypatch):
-    require_packages(example, real)
-    monkeypatch.chdir(tmp_path)
-    output = gallery.run(example, "--rounds", "1")
-    full = recorded(example)
-    assert output.splitlines()[0] == full.splitlines()[0]
-    rows = [[line[:10] for line in gallery.table_of(text)] for text in (output, full)]
-    assert rows[0] == rows[1]
-    check_picture(example, tmp_path)
 
 
 def test_contributing_shows_the_examples_as_they_are():
@@ -388,12 +356,8 @@ def test_the_own_engine_survives_clients_that_fail():
 
 
 def test_every_public_name_has_a_docstring_and_is_listed():
-    without = (
-        set()
-        if find_spec("torch")
-        else {name for name, home in fp._MODULE_OF.items() if ".torch." in home}
-    )
-    for name in set(fp.__all__) - without:
+    torch = {name for name, home in fp._MODULE_OF.items() if ".torch." in home}
+    for name in set(fp.__all__) - (set() if find_spec("torch") else torch):
         thing = getattr(fp, name)
         assert thing is not None
         if name not in ("__version__", "METHODS"):
@@ -405,11 +369,7 @@ def test_every_public_name_has_a_docstring_and_is_listed():
 
 
 def test_the_faults_of_the_documentation(tmp_path, run):
-    (toml,) = re.findall(
-        r"```toml\n(.*?)```",
-        (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"),
-        flags=re.DOTALL,
-    )
+    (toml,) = blocks("docs/faults.md", "toml")
     (tmp_path / "faults.toml").write_text(toml, encoding="utf-8")
     small = ["--data", "census:rows=400", "--clients", "10", "--S", "3", "--rounds", "30"]
     words = [*small, "--partition", "label-shards", "--faults", "faults.toml"]
