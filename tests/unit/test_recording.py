@@ -98,4 +98,4 @@ def test_the_command_line_takes_the_word(run, refused, tmp_path):
     for command in ("run", "tune"):
         words = [command, "fedpage", *problem, "--out", "b", "--record-every"]
         refused([*words, "lag"], "--record-every must be 'log' or a whole number")
-    refused([*words, "log"], "--record-every must be a whole number of at least 1, not 'log'")
+    refused([*words, "log"], "record_every must be a whole number of at least 1, not 'log'")
