@@ -202,9 +202,10 @@ def test_running_runs_are_shown_first(path):
 def test_names_of_runs_are_broken_between_words_only(path):
     follower = RunFollower(path, {"FedPAGE-Full step=0.1 seed=0": path})
     follower.poll()
-    screen = Console(width=80, file=StringIO())
+    written = StringIO()
+    screen = Console(width=80, file=written)
     screen.print(follower.table())
-    assert all(w in screen.file.getvalue() for w in ("FedPAGE-Full", "step=0.1", "seed=0"))
+    assert all(w in written.getvalue() for w in ("FedPAGE-Full", "step=0.1", "seed=0"))
 
 
 @pytest.mark.parametrize("words", [("watch", "all", "--once"), ("deploy", "status", "all/run")])

@@ -75,9 +75,8 @@ def choose(
     }
     problem, objective = build.open_problem(build.record_target(problem, config.target))
     place = Path("runs/choose") if out is None else out
-    is_own = out is None  # runs/choose is written again
     with (
-        common.write_search(place, force or is_own, report),
+        common.write_search(place, force or out is None, report),  # runs/choose is written again
         common.progress_bar("choose") as progress,
     ):
         output.print_problem(problem, objective)

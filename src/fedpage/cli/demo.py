@@ -16,10 +16,8 @@ from fedpage.cli.options import Document
 from fedpage.core.columns import Target
 from fedpage.runs.config import ProblemConfig, setting
 
-_OUT = Path("demo-report")
-
-
 app = options.make_app()
+_OUT = Path("demo-report")
 
 
 @dataclass(frozen=True)
