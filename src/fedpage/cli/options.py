@@ -107,10 +107,10 @@ _COMPLETED: dict[str, Callable[[], list[str]]] = {
     "partition": lambda: usage().split(", "),
 }
 """The names that an option takes, for the shell's completion."""
-_IN_HELP = {
-    "{losses}": ", ".join(name for name, entry in OBJECTIVES.items() if entry.reg == "none"),
-    "{regularisers}": ", ".join(f"-{name}" for name in REGULARISERS if name != "none"),
-    "{partitions}": usage(),
+_IN_HELP: dict[str, Callable[[], str]] = {
+    "{losses}": lambda: ", ".join(n for n, entry in OBJECTIVES.items() if entry.reg == "none"),
+    "{regularisers}": lambda: ", ".join(f"-{name}" for name in REGULARISERS if name != "none"),
+    "{partitions}": usage,
 }
 """The registered names that replace a word of a help text."""
 _HYPHEN = "\u2011"
@@ -133,7 +133,7 @@ class Command(TyperCommand):
         for option in self.params:
             if isinstance(option, TyperOption) and option.help:
                 for word, names in _IN_HELP.items():
-                    option.help = option.help.replace(word, names)
+                    option.help = option.help.replace(word, names())
                 option.help = option.help.replace("-", _HYPHEN)
         super().format_help(ctx, formatter)
         # typer escapes brackets for rich, which does not print this help
