@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= test
 TESTS := $(VENV)/.extras-$(EXTRAS)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-ALL := test,docs,pandas,tables,datasets,flower-simulation,torch,tensorboard,mlflow,wandb,dask,privacy,notebook
+ALL := test,docs,pandas,tables,datasets,flower-simulation,torch,tensorboard,mlflow,wandb,dask,privacy,notebook,reference
 # SLOW=1 includes the tests that need processes, a browser, a wheel, a notebook or a built site.
 XDIST ?= -n 2 --dist worksteal
 # Files that the documentation shows beside mathematics, in 88 columns.

@@ -243,6 +243,7 @@ ROWS = {
     "S-DANE": row("s-dane", None, S=None, **DANE),
     "S-DANE-sampled": biased("s-dane", mu=0.3, **DANE),
     "Acc-S-DANE": row("acc-s-dane", None, S=None, mu=0.3, **DANE),
+    "Newton": row("newton", None),
     # clients keep a table of gradients
     "SAGA": row("saga", **TABLES),
     "COFIG-natural": row("cofig", None, up="natural", **TABLES),

@@ -25,11 +25,12 @@ def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str
 
 
 class PlainOracle:
-    """An oracle that offers only `batch` and `grad`, so that core/local_steps.py itself runs."""
+    """An oracle without fused kernels, so that core/local_steps.py itself runs."""
 
     def __init__(self, oracle: Any) -> None:
         self._oracle = oracle
-        self.batch, self.grad = oracle.batch, oracle.grad
+        for name in ("batch", "grad", "loss", "hessian", "hvp"):
+            setattr(self, name, getattr(oracle, name, None))
 
     @property
     def gradients(self) -> int:

@@ -85,6 +85,8 @@ if TYPE_CHECKING:
     from fedpage.engine.simulate import Simulation as Simulation
     from fedpage.engine.simulate import simulate as simulate
     from fedpage.engine.stopping import Stop as Stop
+    from fedpage.inference import FitResult as FitResult
+    from fedpage.inference import fit as fit
     from fedpage.methods import METHODS as METHODS
     from fedpage.methods import PAGE as PAGE
     from fedpage.methods import SCAFFOLD as SCAFFOLD
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
     from fedpage.problems import RowProblem as RowProblem
     from fedpage.problems import Softmax as Softmax
     from fedpage.problems import SquaredHinge as SquaredHinge
+    from fedpage.problems.cox import CoxModel as CoxModel
     from fedpage.problems.reference import reference_solution as reference_solution
     from fedpage.problems.scores import ClientScores as ClientScores
     from fedpage.problems.torch.files import load_model as load_model
@@ -148,6 +151,8 @@ _EXPORTS = {
     "fedpage.engine.policy": "Policy",
     "fedpage.engine.privacy": "PrivateMean",
     "fedpage.testing": "check_method",
+    "fedpage.inference": "FitResult fit",
+    "fedpage.problems.cox": "CoxModel",
     "fedpage.engine.simulate": "Simulation simulate",
     "fedpage.studies.study": "Study",
     "fedpage.studies.sweep": "sweep",

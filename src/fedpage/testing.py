@@ -234,7 +234,7 @@ def _check_inputs(method: AnyMethod) -> None:
         replies, _ = _work(method, call.message, oracle, states)
         mean = type(replies)(*map(mean_rows, replies))
         combined = _copy(mean)
-        method.server(run.state, Replies(mean, call.clients))
+        method.server(run.state, Replies(mean, call.clients, call.message))
         for what, now, then in (
             ("the server's state", run.state, before),
             ("the message", call.message, sent),
@@ -380,6 +380,7 @@ class ScriptedDraws:
         self._coin, self._clients, self._batches = coin, clients, batches
         drawn = RoundDraws(0, round)
         self.row_orders, self.client_keys = drawn.row_orders, drawn.client_keys
+        self.normal = drawn.normal
         self.shared_key = drawn.shared_key
 
     def coin(self, p: float) -> bool:
@@ -395,6 +396,14 @@ class ScriptedDraws:
         if S >= N:
             return np.arange(N, dtype=np.int64)
         _require(len(self._clients) == S, f"{S} clients are called, {len(self._clients)} given")
+        return np.array(sorted(self._clients), dtype=np.int64)
+
+    def weighted_clients(self, weights: Vector, S: int) -> Ints:
+        """Return the given clients."""
+        return self.clients(len(weights), S)
+
+    def independent_clients(self, p: Vector) -> Ints:
+        """Return the given clients, however many they are."""
         return np.array(sorted(self._clients), dtype=np.int64)
 
     def order(self, N: int, number: int = 0) -> Ints:

@@ -33,11 +33,14 @@ def frozen(row, kind):
 
 
 def test_every_row_is_frozen():
-    assert set(FROZEN["runs"]) == {f"{row} {p}" for row in ROWS for p in freeze.PROBLEMS}
+    known = {f"{row} {kind}" for kind in freeze.PROBLEMS for row in freeze.rows_of(kind)}
+    assert set(FROZEN["runs"]) == known
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_runs_have_the_frozen_bits(problem, row, tmp_path):
+    if row not in freeze.rows_of(problem):
+        pytest.skip("networks have no Hessians")
     made, expected = problem_of(problem), frozen(row, problem)
     assert freeze.run_digests(made, row) == expected
     assert freeze.threaded_digest(made, row) == expected["plain"]

@@ -248,7 +248,8 @@ def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
                 options=fp.RunOptions(threads=threads, chunk=chunk),
             )
         )
-    assert not first.same(fp.simulate(problem, method, rounds=25, seed=9, record_every=5))
+    other = fp.simulate(problem, method, rounds=25, seed=9, record_every=5)
+    assert first.same(other) == (name == "Newton")  # it draws nothing
 
 
 # 7. Golden runs: see test_golden.py

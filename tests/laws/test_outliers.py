@@ -134,7 +134,7 @@ def test_a_wrong_field_is_found_and_its_client_named(name):
         for field in fields if client in (1, 4, 6) else ():
             found = 0
             run = Simulation(problem, method, seed=4, options=fp.RunOptions(faults=COMPARED))
-            attack(run, client, field, 1e10 if field in ("norm2", "rows") else 1e5, since=2)
+            attack(run, client, field, 1e10 if field in ("f", "norm2", "rows") else 1e5, since=2)
             for _ in range(20):
                 try:
                     events = run.step().events

@@ -33,9 +33,12 @@ from fedpage.engine.simulate import Simulation
 NAMES = [
     name
     for name, method in methods(4, 3, 0.1).items()
-    if getattr(method, "up", None) in (None, IDENTITY)
+    if getattr(method, "up", None) in (None, IDENTITY) and name != "Newton"
 ]
-"""Rows without a codec: a codec works on replies, whatever problem they come from."""
+"""Rows without a codec: a codec works on replies, whatever problem they come from.
+
+Networks have no Hessians for Newton.
+"""
 both_types = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 

@@ -49,7 +49,7 @@ def public_dataclasses():
     public = [getattr(fp, name) for name in fp.__all__ if name not in without]
     classes = [value for value in public if inspect.isclass(value)]
     classes += [entry.cls for entry in fp.METHODS.values()]
-    given = set(filter(dataclasses.is_dataclass, classes)) - {fp.Tuning}  # a result
+    given = set(filter(dataclasses.is_dataclass, classes)) - {fp.Tuning, fp.FitResult}  # results
     for cls in sorted(given, key=lambda cls: cls.__name__):
         yield cls, needed.get(cls, {})
 

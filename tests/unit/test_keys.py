@@ -129,7 +129,7 @@ def test_a_damaged_result_of_a_search_is_computed_again(run, files):
     path = files / "out" / "trials.jsonl"
     lines = path.read_text().splitlines()
     entry = json.loads(lines[0])
-    lines[0] = json.dumps(entry | {"spent": entry["spent"] / 2})
+    lines[0] = json.dumps(entry | {"trial": {**entry["trial"], "cost": 0.5}})
     path.write_text("\n".join(lines) + "\n")
     assert count_results(run, files, "tune") == first + 1
 

@@ -144,6 +144,10 @@ class Plain(fp.RowProblem):
         mine = mine if rows is None else mine[rows]
         return self.A[mine].T @ (self.A[mine] @ x - self.data.y[mine]) / len(mine)
 
+    def client_hessian(self, client, x):
+        mine = self.partition.rows(client)
+        return self.A[mine].T @ self.A[mine] / len(mine)
+
     def smoothness(self):
         return fp.LeastSquares(self.data, self.partition).smoothness()
 

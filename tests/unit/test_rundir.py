@@ -25,7 +25,7 @@ from fedpage.runs.spec import RunSpec
 from fedpage.runs.store import RunStore
 
 ALL = methods(4, 3, 0.1)
-EVERYONE = ("VRL-SGD", "Scaffnew", "EF21-BC")
+EVERYONE = ("VRL-SGD", "Scaffnew", "EF21-BC", "Newton")
 """Methods that need every client in every round."""
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=20)
 

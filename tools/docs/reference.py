@@ -41,10 +41,15 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
             "problems.RobustRegression", "problems.LogisticRegression", "problems.LeastSquares",
             "problems.Softmax", "problems.SquaredHinge", "problems.Huber", "problems.Poisson",
             "problems.LinearModel", "problems.Quadratic", "problems.RowProblem",
+            "problems.cox.CoxModel",
             "problems.reference.reference_solution",
             "problems.scores.ClientScores",
             "problems.OBJECTIVES", "core.metrics", "core.metrics.METRICS",
         ],
+    ),
+    "fit": (
+        "Exact fits over sites", "Newton's method over a few sites, with standard errors.",
+        ["inference.fit", "inference.FitResult", "inference.WaldTest"],
     ),
     "sklearn": (
         "scikit-learn estimators", "Federated models with the interface of scikit-learn.",

@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "Run one method.",
     "choose": "Find the method that reaches a target at the least cost.",
     "compare": "Compare methods on equal terms.",
+    "fit": "Fit a model over sites exactly, with standard errors and p-values.",
     "resume": "Continue or extend a run or a comparison.",
     "demo": "Compare four methods on the embedded census data.",
     "methods": "List the methods, or explain one.",

@@ -21,8 +21,8 @@ from fedpage.core.errors import InputError
 from fedpage.core.messages import Layout, layout_of, reply_layouts, scalar_fields
 from fedpage.core.types import (
     AnyArray,
+    ClientDraws,
     ClientStateT,
-    Draws,
     DType,
     Fields,
     Ints,
@@ -243,7 +243,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return {i for i, name in enumerate(names) if name not in numbers}
 
     def measure_replies(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
+        self, message: type, clients: Ints, draws: ClientDraws, ranks: Ranks = NO_RANKS
     ) -> MessageSize:
         """Return the size of the replies of all these clients together."""
         if self.has_fixed_size:
@@ -251,25 +251,26 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return MessageSize(*self._measure_each(message, clients, draws, ranks).sum(0).tolist())
 
     def reply_bytes(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
+        self, message: type, clients: Ints, draws: ClientDraws, ranks: Ranks = NO_RANKS
     ) -> Ints:
         """Return the bytes of the reply of each of these clients, (n,)."""
         return self._measure_each(message, clients, draws, ranks)[:, 2]
 
-    def _measure_each(self, message: type, clients: Ints, draws: Draws, ranks: Ranks) -> Ints:
+    def _measure_each(self, message: type, clients: Ints, draws: ClientDraws, ranks: Ranks) -> Ints:
         """Return the numbers, bits and bytes of each client's reply, (n, 3)."""
         each = np.tile(np.array(self.reply_size[message], dtype=np.int64), (len(clients), 1))
         if not self.has_fixed_size:
-            most = self.up.bits(self.d, self.dtype)
             for place, _ in self._fields[message]:
+                size = self.replies[message].sizes[place]
+                most = self.up.bits(size, self.dtype)
                 keys = self._keys(draws, clients, place, ranks)
-                sizes = self.up.sizes(self.d, self.dtype, keys)
-                each[:, 0] -= self.up.floats(self.d) - self.up.numbers(self.d, keys)
+                sizes = self.up.sizes(size, self.dtype, keys)
+                each[:, 0] -= self.up.floats(size) - self.up.numbers(size, keys)
                 each[:, 1] -= most - sizes
                 each[:, 2] -= -(-most // 8) + (-sizes // 8)
         return each
 
-    def _keys(self, draws: Draws, clients: Ints, place: int, ranks: Ranks) -> Keys:
+    def _keys(self, draws: ClientDraws, clients: Ints, place: int, ranks: Ranks) -> Keys:
         if not self.up.is_random:
             return NO_KEYS
         return Keys(draws.client_keys(clients, place), draws.shared_key(place), *ranks)
@@ -291,7 +292,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         replies: ReplyT,
         client_states: ClientStateT,
         clients: Ints,
-        draws: Draws,
+        draws: ClientDraws,
         ranks: Ranks = NO_RANKS,
     ) -> tuple[ReplyT, ClientStateT]:
         """Return replies (n, d) as the server will see them, and the clients' states after sending.
@@ -320,19 +321,21 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def message_shapes(self, message: type) -> Shapes:
         """Return the size and type of each array of a message as it is sent."""
-        coded = dict.fromkeys(self._rounded[message], self.down.bits(self.d, self.dtype))
-        return _shapes(self.messages[message], coded)
+        layout = self.messages[message]
+        coded = {i: self.down.bits(layout.sizes[i], self.dtype) for i in self._rounded[message]}
+        return _shapes(layout, coded)
 
     def reply_shapes(
-        self, message: type, clients: Ints, draws: Draws, ranks: Ranks = NO_RANKS
+        self, message: type, clients: Ints, draws: ClientDraws, ranks: Ranks = NO_RANKS
     ) -> Shapes:
         """Return the size and type of each array of the reply that one client (1,) sends."""
-        coded = dict.fromkeys(self._coded[message], self.up.bits(self.d, self.dtype))
+        layout = self.replies[message]
+        coded = {i: self.up.bits(layout.sizes[i], self.dtype) for i in self._coded[message]}
         if not self.has_fixed_size:
             for place, _ in self._fields[message]:
                 keys = self._keys(draws, clients, place, ranks)
-                coded[place] = int(self.up.sizes(self.d, self.dtype, keys)[0])
-        return _shapes(self.replies[message], coded)
+                coded[place] = int(self.up.sizes(layout.sizes[place], self.dtype, keys)[0])
+        return _shapes(layout, coded)
 
     def encode_message(self, message: MessageT) -> dict[str, AnyArray]:
         """Return the arrays that are sent for a message, by field."""
@@ -347,12 +350,14 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         """Return a message from the arrays that were received, in the order of its fields."""
         layout, rounded = self.messages[message], self._rounded[message]
         return layout.build(
-            self.down.decode(part, self.d, layout.dtypes[i], NO_KEYS)[0] if i in rounded else part
-            for i, part in enumerate(parts)
+            self.down.decode(part, size, dtype, NO_KEYS)[0] if i in rounded else part
+            for i, (part, size, dtype) in enumerate(
+                zip(parts, layout.sizes, layout.dtypes, strict=True)
+            )
         )
 
     def encode_reply(
-        self, message: MessageT, reply: ReplyT, client: Ints, draws: Draws, ranks: Ranks
+        self, message: MessageT, reply: ReplyT, client: Ints, draws: ClientDraws, ranks: Ranks
     ) -> dict[str, AnyArray]:
         """Return the arrays that are sent for the reply (1, d) of one client (1,), by field."""
         layout = self.replies[type(message)]
@@ -368,7 +373,12 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return sent
 
     def decode_reply(
-        self, message: MessageT, parts: Sequence[AnyArray], client: Ints, draws: Draws, ranks: Ranks
+        self,
+        message: MessageT,
+        parts: Sequence[AnyArray],
+        client: Ints,
+        draws: ClientDraws,
+        ranks: Ranks,
     ) -> ReplyT:
         """Return one client's reply, fields (d,), from the arrays that were received.
 
@@ -378,7 +388,7 @@ class MessageCodec(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         layout, decoded = self.replies[type(message)], list(parts)
         for place, reference in self._fields[type(message)]:
             keys = self._keys(draws, client, place, ranks)
-            change = self.up.decode(parts[place], self.d, self.dtype, keys)[0]
+            change = self.up.decode(parts[place], layout.sizes[place], self.dtype, keys)[0]
             decoded[place] = change if reference is None else message[reference] + change
         return layout.build(decoded)
 

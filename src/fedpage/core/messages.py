@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.jit import compile_kernel
-from fedpage.core.types import ClientStateT, DType, Fields, MessageT, Method, ReplyT, StateT, Vector
+from fedpage.core.types import (
+    ClientStateT,
+    DType,
+    Fields,
+    MessageT,
+    Method,
+    ReplyT,
+    StateT,
+    Vector,
+    triangle_size,
+)
 
 T = TypeVar("T", bound=Fields)
 
@@ -28,7 +38,7 @@ class Layout(NamedTuple, Generic[T]):
     type: type[T]
     """The NamedTuple."""
     sizes: tuple[int, ...]
-    """Numbers in each field: d, or 1 for a `Scalar`."""
+    """Numbers in each field: d, 1 for a `Scalar`, or d(d+1)/2 for a `Triangle`."""
     dtypes: tuple[DType, ...]
     """The type of each field's numbers: the model's, or float64 for a `Scalar`."""
 
@@ -85,12 +95,15 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
     """Return the layout of a NamedTuple of vectors for models of d numbers.
 
     Args:
-        type_: A NamedTuple; a field annotated with `Scalar` holds one number, any other field d.
+        type_: A NamedTuple; a field annotated with `Scalar` holds one number, one annotated with
+            `Triangle` d(d+1)/2, any other d.
         d: The number of parameters.
         dtype: The type of the model's numbers.
     """
-    scalars, names = scalar_fields(type_), field_names(type_)
-    sizes = tuple(1 if name in scalars else d for name in names)
+    scalars, triangles, names = scalar_fields(type_), _triangles(type_), field_names(type_)
+    sizes = tuple(
+        1 if name in scalars else triangle_size(d) if name in triangles else d for name in names
+    )
     dtypes = tuple(np.dtype(np.float64 if name in scalars else dtype) for name in names)
     return Layout(type_, sizes, dtypes)
 
@@ -103,17 +116,24 @@ def field_names(type_: type) -> tuple[str, ...]:
     return names
 
 
-@cache
 def scalar_fields(type_: type) -> frozenset[str]:
     """Return the names of the fields that hold one number for any d."""
+    return _annotated_fields(type_, "Scalar", 1)
+
+
+def _triangles(type_: type) -> frozenset[str]:
+    return _annotated_fields(type_, "Triangle", triangle_size)
+
+
+@cache
+def _annotated_fields(type_: type, alias: str, size: object) -> frozenset[str]:
+    """Return the names of the fields whose annotation is this alias, which has this size."""
     try:
         hints = get_type_hints(type_, include_extras=True)
     except NameError:  # a type that was defined within a function, with postponed annotations
-        return frozenset(
-            name for name, text in type_.__annotations__.items() if "Scalar" in str(text)
-        )
+        return frozenset(name for name, text in type_.__annotations__.items() if alias in str(text))
     return frozenset(
-        name for name, hint in hints.items() if getattr(hint, "__metadata__", ()) == (1,)
+        name for name, hint in hints.items() if getattr(hint, "__metadata__", ()) == (size,)
     )
 
 

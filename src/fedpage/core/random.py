@@ -16,12 +16,14 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Flags, Ints, Keys64, Rows, Vector
 
 COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER, EPOCH = range(1, 11)
+WEIGHTED, INDEPENDENT, NORMAL = range(11, 14)
 """Purposes, which keep the streams of random numbers apart."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -339,6 +341,63 @@ class RoundDraws:
             raise InputError(f"clients are numbered in 32 bits: {N:,} are too many")
         chosen: Ints = _choose(self._keys, N, S)
         return chosen
+
+    def weighted_clients(self, weights: Vector, S: int) -> Ints:
+        """Sample S clients, client i with probability p_i = S w_i/sum(w), ascending.
+
+        This is systematic sampling of the clients in a random order (Madow 1949).
+
+        Args:
+            weights: Weights w_i > 0, (N,).
+            S: The number of clients.
+
+        Raises:
+            InputError: If a p_i is above 1 or a weight is not positive.
+
+        >>> RoundDraws(0, 7).weighted_clients(np.array([1.0, 2.0, 1.0, 4.0]), 2).tolist()
+        [1, 3]
+        """
+        weights = np.asarray(weights, dtype=np.float64)
+        p = S * (weights / weights.sum())
+        if not (weights > 0).all() or not float(p.max()) <= 1.0 + 1e-9:
+            raise InputError(
+                f"weights must be positive and each at most 1/S = 1/{S} of their sum, so that no "
+                "client is sampled with a probability above 1"
+            )
+        key = _key(self._seed, WEIGHTED, self.round)
+        order = shuffle(key, len(p)).astype(np.int64)
+        u = float(_uniforms(np.uint64(_fold(key, _ONE)), 1)[0])
+        ends = np.minimum(np.cumsum(p[order]), S)  # the last is S but for rounding
+        chosen: Ints = np.sort(order[np.searchsorted(ends[:-1], np.arange(S) + u, side="right")])
+        return chosen
+
+    def independent_clients(self, p: Vector) -> Ints:
+        """Sample each client by itself with probability p_i, ascending, perhaps none.
+
+        Args:
+            p: Probabilities, (N,).
+
+        >>> RoundDraws(0, 7).independent_clients(np.array([1.0, 0.0, 0.5])).tolist()
+        [0]
+        """
+        clients = np.arange(len(p), dtype=np.int64)
+        keys = _client_keys(_key(self._seed, INDEPENDENT, self.round), clients)
+        chosen: Ints = clients[coins(keys) < p]
+        return chosen
+
+    def normal(self, d: int, number: int = 0) -> Vector:
+        """Draw a standard normal vector (d,), by the inverse of its distribution.
+
+        Args:
+            d: The number of entries.
+            number: Other numbers give other vectors of the round.
+
+        >>> RoundDraws(0, 7).normal(2).tolist() == RoundDraws(0, 7).normal(5)[:2].tolist()
+        True
+        """
+        u = _uniforms(_key(self._seed, NORMAL, self.round, number), d)
+        drawn: Vector = ndtri(u + 0.5 * _UNIT)
+        return drawn
 
     def order(self, N: int, number: int = 0) -> Ints:
         """Return all N clients in the run's random order of this number, in any round.

@@ -43,6 +43,18 @@ Scalar: TypeAlias = Annotated[Vector, 1]
 It is (1,) in a message and (n, 1) in a reply.
 """
 
+
+def triangle_size(d: int) -> int:
+    """Return the number of entries of a symmetric d x d matrix that determine it."""
+    return d * (d + 1) // 2
+
+
+Triangle: TypeAlias = Annotated[Vector, triangle_size]
+"""A field that holds the upper triangle of a symmetric d x d matrix, row after row.
+
+It is (d(d+1)/2,) in a message and (n, d(d+1)/2) in a reply.
+"""
+
 Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.uint32]
@@ -128,6 +140,8 @@ class Replies(NamedTuple, Generic[ReplyT]):
     """The mean reply over the clients that answered: each field (d,)."""
     clients: Ints
     """(n,) the clients that answered, ascending."""
+    message: Fields = ()
+    """The message that they answered, as `call` made it."""
 
     @property
     def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is never needed here
@@ -135,27 +149,12 @@ class Replies(NamedTuple, Generic[ReplyT]):
         return len(self.clients)
 
 
-class Draws(Protocol):
-    """A round's random numbers: pure functions of the run's seed, the round, and the arguments."""
+class ClientDraws(Protocol):
+    """The clients' random numbers of a round: pure functions of the run's seed and the round."""
 
     @property
     def round(self) -> int:
         """The round's number r, counted from 0."""
-
-    def coin(self, p: float) -> bool:
-        """Return True with probability p; one underlying uniform serves every p."""
-
-    def geometric(self, p: float) -> int:
-        """Draw 1, 2, 3, ... with probabilities p, p (1-p), p (1-p)^2, ...; p = 1 gives 1."""
-
-    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
-        """Sample S of N clients uniformly without replacement; ascending. S = N: all of them.
-
-        With `ago` they are the sample of that many rounds before, for another exchange.
-        """
-
-    def order(self, N: int, number: int = 0) -> Ints:
-        """Return all N clients in the run's random order of this number, in any round."""
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw minibatches number first..first+count-1: (n, count, min(b, max M_i)) row numbers.
@@ -174,6 +173,34 @@ class Draws(Protocol):
 
     def shared_key(self, field: int) -> np.uint64:
         """Return a key that all clients of the round share, for a field of their replies."""
+
+
+class Draws(ClientDraws, Protocol):
+    """A round's random numbers for a method: those of its clients, and those of the server."""
+
+    def coin(self, p: float) -> bool:
+        """Return True with probability p; one underlying uniform serves every p."""
+
+    def geometric(self, p: float) -> int:
+        """Draw 1, 2, 3, ... with probabilities p, p (1-p), p (1-p)^2, ...; p = 1 gives 1."""
+
+    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
+        """Sample S of N clients uniformly without replacement; ascending. S = N: all of them.
+
+        With `ago` they are the sample of that many rounds before, for another exchange.
+        """
+
+    def weighted_clients(self, weights: Vector, S: int) -> Ints:
+        """Sample S clients, client i with probability p_i = S w_i/sum(w), at most 1; ascending."""
+
+    def independent_clients(self, p: Vector) -> Ints:
+        """Sample each client i by itself with probability p_i, (N,); ascending, perhaps none."""
+
+    def normal(self, d: int, number: int = 0) -> Vector:
+        """Draw a standard normal vector (d,); other numbers give other vectors of the round."""
+
+    def order(self, N: int, number: int = 0) -> Ints:
+        """Return all N clients in the run's random order of this number, in any round."""
 
 
 @runtime_checkable
@@ -220,7 +247,7 @@ class Problem(Protocol):
     def sizes(self) -> Ints:
         """Rows M_i of each client, (N,)."""
 
-    def oracle(self, clients: Ints, draws: Draws) -> Oracle:
+    def oracle(self, clients: Ints, draws: ClientDraws) -> Oracle:
         """Return what the called clients may compute from their rows in this round."""
 
     def loss(self, x: Vector) -> float:

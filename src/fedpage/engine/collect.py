@@ -134,6 +134,10 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         Raises:
             RoundFailed: Too few clients answered. Only costs and the clients' health have changed.
         """
+        if not len(call.clients):  # independent sampling may choose no client
+            layout = self.transport.codec.replies[type(call.message)]
+            nothing = layout.build(map(np.zeros, layout.sizes, layout.dtypes))
+            return Collected(Replies(nothing, call.clients, call.message), call)
         if self._needs_all:
             call = self.require_all(call)
         if self.health.misses:
@@ -152,7 +156,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         if mean is None:
             rows: Any = chunk.replies
             mean = type(rows)(*self.aggregation.combine(rows, draws.round, self.noise_key, self.N))
-        return Collected(Replies(mean, chunk.clients), call, (), chunk.slowest)
+        return Collected(Replies(mean, chunk.clients, call.message), call, (), chunk.slowest)
 
     def require_all(self, call: Call[MessageT]) -> Call[MessageT]:
         """Require all clients of a call where the mean over some of them would be wrong."""
@@ -202,7 +206,9 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             if type(call.message) in self._needs_all:
                 text += f"; up={self.transport.codec.up} needs all called clients"
             raise RoundFailed(text, outcome.events)
-        return Collected(replies, call, outcome.events, outcome.slowest)
+        return Collected(
+            replies._replace(message=call.message), call, outcome.events, outcome.slowest
+        )
 
     def _ask(
         self, call: Call[MessageT], first: int, chunks: _Chunks[ReplyT, ClientStateT] | None

@@ -24,22 +24,6 @@ class NodeDraws:
         self._draws, self.round = RoundDraws(seed, round), round
         self._client = np.array([client], dtype=np.int64)
 
-    def coin(self, p: float) -> bool:
-        """Refuse: only the server draws the coin."""
-        raise NotImplementedError("a client does not draw the server's coin")
-
-    def geometric(self, p: float) -> int:
-        """Refuse: only the server draws the number of steps, and sends it."""
-        raise NotImplementedError("a client does not draw the number of steps")
-
-    def clients(self, N: int, S: int, ago: int = 0) -> Ints:
-        """Refuse: only the server samples clients."""
-        raise NotImplementedError("a client does not sample clients")
-
-    def order(self, N: int, number: int = 0) -> Ints:
-        """Refuse: only the server orders the clients of a pass."""
-        raise NotImplementedError("a client does not order the clients of a pass")
-
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw the rows (1, count, min(b, M)) of this client's minibatches."""
         return self._draws.rows(self._client, sizes, b, first, count)

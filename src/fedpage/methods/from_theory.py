@@ -299,9 +299,7 @@ def ef21_bc(
     method, d = cls(up=up, down=down), problem.d
     L = _smoothness(method, problem)
     alphas = [_contraction(method, codec, d) for codec in (method.up, method.down)]
-    return replace(
-        method, eta=steps.ef21_bc_nonconvex(L.whole, L.average, *alphas)
-    )
+    return replace(method, eta=steps.ef21_bc_nonconvex(L.whole, L.average, *alphas))
 
 
 @theorem(DASHA)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Batch, Draws, Ints, Rows, Smoothness, Vector
+from fedpage.core.types import Batch, ClientDraws, Ints, Rows, Smoothness, Vector
 from fedpage.core.validate import as_array
 from fedpage.problems import kernels
 from fedpage.problems.oracle import RowOracle
@@ -170,6 +170,10 @@ class RowProblem(ClientScoring):
         """Compute the mean gradient (d,) over the client's rows numbered `rows` (None: all)."""
         raise NotImplementedError(f"{type(self).__name__}.client_grad")
 
+    def client_hessian(self, client: int, x: Vector) -> Vector:
+        """Compute the Hessian (d, d) of f_i. Override it to use `Newton`."""
+        raise InputError(f"{self.name}: it has no Hessian; override client_hessian")
+
     def client_predictions(self, client: int, x: Vector) -> tuple[Vector, Vector]:
         """Return outputs (M_i,) or (M_i, classes) and targets (M_i,) of a client, for metrics."""
         raise NotImplementedError(f"{type(self).__name__}.client_predictions")
@@ -183,7 +187,7 @@ class RowProblem(ClientScoring):
         """The number of parameters."""
         return self._d
 
-    def oracle(self, clients: Ints, draws: Draws) -> LoopOracle:
+    def oracle(self, clients: Ints, draws: ClientDraws) -> LoopOracle:
         """Return the oracle of the called clients (n,) in this round."""
         return LoopOracle(self, clients, draws)
 
@@ -265,7 +269,7 @@ class RowProblem(ClientScoring):
 class LoopOracle(RowOracle):
     """Answer the called clients of a RowProblem, one client after the other."""
 
-    def __init__(self, problem: RowProblem, clients: Ints, draws: Draws) -> None:
+    def __init__(self, problem: RowProblem, clients: Ints, draws: ClientDraws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
         self._problem = problem
 
@@ -280,3 +284,32 @@ class LoopOracle(RowOracle):
             point = y[i] if y.ndim == 2 else y
             out[i] = self._problem._scale[client] * self._problem.client_grad(client, rows, point)
         return out
+
+    def loss(self, y: Vector, batch: Batch) -> Vector:
+        """Compute each client's f_i (n, 1), over all of its rows."""
+        self._require_every_row("loss", batch)
+        self._count_batch(batch)
+        each = [self._problem.client_loss(client, point) for client, point in self._points(y)]
+        return (self._scale * each)[:, None]
+
+    def hessian(self, y: Vector, batch: Batch) -> Vector:
+        """Compute the triangle of each client's Hessian (n, d(d+1)/2), over all of its rows."""
+        self._require_every_row("hessian", batch)
+        self._count_batch(batch, self._problem.d)
+        upper = np.triu_indices(self._problem.d)
+        each = [self._problem.client_hessian(i, point)[upper] for i, point in self._points(y)]
+        return self._scale[:, None] * np.array(each)
+
+    @property
+    def _scale(self) -> Vector:
+        """(n,) N w_i of the called clients."""
+        return self._problem._scale[self.clients]
+
+    def _points(self, y: Vector) -> Iterator[tuple[int, Vector]]:
+        """Iterate over the called clients and their points."""
+        points = y if y.ndim == 2 else [y] * len(self.clients)
+        return zip(self.clients.tolist(), points, strict=True)
+
+    def _require_every_row(self, what: str, batch: Batch) -> None:
+        if batch.rows is not None:
+            raise InputError(f"{self._problem.name}: {what} is over all rows; draw batch(None)")

@@ -79,8 +79,8 @@ def _by_type(choose: Callable[..., Any], classes: Any = None, **options: Any) ->
     return function
 
 
-def _by_loss(part: Literal["terms", "slope"]) -> Any:
-    """Return (loss, t, b) -> terms or slope of the loss, for which kernels are compiled."""
+def _by_loss(part: Literal["terms", "slope", "bend"]) -> Any:
+    """Return (loss, t, b) -> a part of the loss, for which kernels are compiled."""
 
     def choose(loss: Any, t: Any, b: Any) -> Any:
         function = getattr(CompiledLoss.known[loss.name], part)
@@ -90,6 +90,7 @@ def _by_loss(part: Literal["terms", "slope"]) -> Any:
 
 
 _margin_terms, _margin_slope = _by_loss("terms"), _by_loss("slope")
+_margin_bend = _by_loss("bend")
 
 
 @_inline

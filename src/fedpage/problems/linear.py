@@ -27,7 +27,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Draws, Ints, Smoothness, Vector
+from fedpage.core.types import ClientDraws, Ints, Smoothness, Vector
 from fedpage.core.validate import as_array, is_word
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, blocks, by_id
@@ -235,7 +235,7 @@ class LinearModel(ClientScoring):
         target = self._rows_and_targets[3]
         return np.asarray(np.add.reduceat(target, self.partition.ptr[:-1]) / self._sizes)
 
-    def oracle(self, clients: Ints, draws: Draws) -> LinearOracle:
+    def oracle(self, clients: Ints, draws: ClientDraws) -> LinearOracle:
         """Return the oracle of the called clients (n,) in this round."""
         return LinearOracle(self, clients, draws)
 

@@ -65,14 +65,15 @@ class CompiledLoss:
     Args:
         name: The loss's name, and the digest of a user's loss.
         slope: Its compiled function (t, b) -> derivative by t.
+        bend: Its compiled function (t, b) -> second derivative by t.
         terms: Its compiled function (t, b) -> (u, s) with the loss u + log(1 + s). The rows of a
             client then share a logarithm.
     """
 
     known: ClassVar[dict[str, CompiledLoss]] = {}
 
-    def __init__(self, name: str, slope: RowFunction, terms: RowTerms) -> None:
-        self.name, self.slope, self.terms = name, slope, terms
+    def __init__(self, name: str, slope: RowFunction, bend: RowFunction, terms: RowTerms) -> None:
+        self.name, self.slope, self.bend, self.terms = name, slope, bend, terms
         self._numba_type_ = LossType(name)  # numba reads this attribute
         self.known[name] = self
 
@@ -110,13 +111,13 @@ LOSSES: Registry[Loss] = Registry("loss")
 def declare_loss(
     name: str, title: str, *, curvature: float, convex: bool, **flags: Any
 ) -> Callable[[Any], Any]:
-    """Register a class with functions `terms(t, b)` and `slope(t, b)` as a loss.
+    """Register a class with functions `terms`, `slope` and `bend` of (t, b) as a loss.
 
     See `CompiledLoss` for the functions and `Loss` for the arguments.
     """
 
     def decorate(cls: Any) -> Any:
-        code = CompiledLoss(name, _inline(cls.slope), _inline(cls.terms))
+        code = CompiledLoss(name, *map(_inline, (cls.slope, cls.bend, cls.terms)))
         LOSSES.add(name, Loss(name, title, code, curvature, convex, **flags))
         return cls
 
@@ -141,6 +142,12 @@ class RobustLoss:
         r = t - b
         return r / (1.0 + 0.5 * r * r)
 
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t, without overflow."""
+        q = 1.0 + 0.5 * (t - b) * (t - b)
+        return (2.0 / q - 1.0) / q
+
 
 @declare_loss("logistic", "logistic regression", curvature=0.25, convex=True, needs_labels=True)
 class LogisticLoss:
@@ -159,6 +166,12 @@ class LogisticLoss:
         """Compute its derivative by t. exp may be infinite; the quotient is then 0."""
         return -b / (1.0 + math.exp(b * t))
 
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t, without overflow."""
+        e = math.exp(-abs(t))
+        return e / ((1.0 + e) * (1.0 + e))
+
 
 @declare_loss("squares", "least squares", curvature=1.0, convex=True)
 class SquaredLoss:
@@ -173,6 +186,11 @@ class SquaredLoss:
     def slope(t: float, b: float) -> float:
         """Compute its derivative by t."""
         return t - b
+
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t."""
+        return 1.0
 
 
 @declare_loss("squared-hinge", "squared hinge", curvature=2.0, convex=True, needs_labels=True)
@@ -189,6 +207,11 @@ class SquaredHingeLoss:
     def slope(t: float, b: float) -> float:
         """Compute its derivative by t."""
         return -2.0 * b * max(0.0, 1.0 - b * t)
+
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t."""
+        return 2.0 if b * t < 1.0 else 0.0
 
 
 @declare_loss("huber", "Huber regression", curvature=1.0, convex=True)
@@ -208,6 +231,11 @@ class HuberLoss:
         """Compute its derivative by t."""
         return min(1.0, max(-1.0, t - b))
 
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t."""
+        return 1.0 if abs(t - b) <= 1.0 else 0.0
+
 
 @declare_loss("poisson", "Poisson regression", curvature=math.inf, convex=True, needs_counts=True)
 class PoissonLoss:
@@ -222,6 +250,11 @@ class PoissonLoss:
     def slope(t: float, b: float) -> float:
         """Compute its derivative by t."""
         return math.exp(t) - b
+
+    @staticmethod
+    def bend(t: float, b: float) -> float:
+        """Compute its second derivative by t."""
+        return math.exp(t)
 
 
 SOFTMAX = Loss("softmax", "softmax regression", None, 0.5, convex=True, needs_labels=True)
@@ -296,8 +329,9 @@ def compile_loss(cls: Any) -> Loss:
 
     Args:
         cls: A class with the functions `value(t, b)` and `slope(t, b)` of a margin and a target,
-            and the bound `curvature` of the second derivative by t. It may have `convex` (default
-            False), `needs_labels` (False), `needs_counts` (False) and `title` (the class's name).
+            and the bound `curvature` of the second derivative by t. It may have that derivative,
+            `bend(t, b)` (by default differences of slope), `convex` (default False),
+            `needs_labels` (False), `needs_counts` (False) and `title` (the class's name).
 
     Returns:
         The loss.
@@ -311,7 +345,8 @@ def compile_loss(cls: Any) -> Loss:
             "give the class itself, without parentheses"
         )
     where = f"loss {cls.__name__}"
-    functions = {name: _find_function(where, cls, name) for name in ("value", "slope")}
+    names = ("value", "slope", *(("bend",) if hasattr(cls, "bend") else ()))
+    functions = {name: _find_function(where, cls, name) for name in names}
     curvature = getattr(cls, "curvature", None)
     if isinstance(curvature, bool) or not isinstance(curvature, (int, float)) or not curvature > 0:
         raise InputError(
@@ -324,10 +359,11 @@ def compile_loss(cls: Any) -> Loss:
             raise InputError(f"{where}: {name} must be True or False")
     digest = function_digest(*functions.values())
     name = f"{cls.__name__} {digest}"
-    value, slope = (_compile(where, name, *part) for part in functions.items())
-    _check_numbers(where, value, slope, float(curvature), **flags)
+    value, slope, *bends = (_compile(where, name, *part) for part in functions.items())
+    bend = bends[0] if bends else _inline(lambda t, b: _difference(slope, t, b))
+    _check_numbers(where, value, slope, bend, float(curvature), **flags)
     code = CompiledLoss.known.get(name) or CompiledLoss(
-        name, slope, _inline(lambda t, b: (value(t, b), 0.0))
+        name, slope, bend, _inline(lambda t, b: (value(t, b), 0.0))
     )
     title = str(getattr(cls, "title", cls.__name__))
     return Loss(cls.__name__, title, code, float(curvature), **flags, digest=digest)
@@ -361,11 +397,18 @@ def _compile(where: str, name: str, part: str, function: FunctionType) -> Any:
     return compiled
 
 
+@_inline
+def _difference(slope: RowFunction, t: float, b: float) -> float:
+    """Compute the second derivative by t from two slopes; about 10 digits are right."""
+    h = 1e-5 * max(1.0, abs(t))
+    return (slope(t + h, b) - slope(t - h, b)) / (2.0 * h)
+
+
 def _check_numbers(
-    where: str, value: RowFunction, slope_of: RowFunction, curvature: float,
-    convex: bool, needs_labels: bool, needs_counts: bool,
+    where: str, value: RowFunction, slope_of: RowFunction, bend_of: RowFunction,
+    curvature: float, convex: bool, needs_labels: bool, needs_counts: bool,
 ) -> None:  # fmt: skip
-    """Compare slope with differences of value, and curvature and convex with those of slope."""
+    """Compare slope with differences of value; bend, curvature and convex with those of slope."""
     is_compared = False
     for b in _LABELS if needs_labels else _TARGETS:
         for t in _MARGINS:
@@ -382,6 +425,12 @@ def _check_numbers(
                     f"slope is {slope:.6g} and differences of value give {found:.6g}"
                 )
             bend = (slope_of(t + h, b) - slope_of(t - h, b)) / (2 * h)
+            given = bend_of(t, b)
+            if not abs(given - bend) <= 1e-4 * (abs(given) + abs(bend)) + 1e-6:
+                raise InputError(
+                    f"{where}: bend must be the second derivative of value by t; at t={t:g}, "
+                    f"b={b:g} bend is {given:.6g} and differences of slope give {bend:.6g}"
+                )
             if abs(bend) > 1.001 * curvature + 1e-4:
                 raise InputError(
                     f"{where}: curvature = {curvature:g} is not a bound of the second "

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpage.core.types import Batch, Draws, Ints, Rows, Vector
-from fedpage.problems import kernels
+from fedpage.core.types import Batch, ClientDraws, Ints, Rows, Vector, triangle_size
+from fedpage.problems import curvature_kernels, kernels
 
 if TYPE_CHECKING:
     from fedpage.problems.linear import LinearModel
@@ -29,7 +29,7 @@ def no_rows(n: int, count: int) -> Rows:
 class RowOracle:
     """Draw minibatches of the called clients' rows and count gradients. Subclasses add `grad`."""
 
-    def __init__(self, clients: Ints, sizes: Ints, draws: Draws, equal: int | None) -> None:
+    def __init__(self, clients: Ints, sizes: Ints, draws: ClientDraws, equal: int | None) -> None:
         self.clients = clients
         self.sizes = sizes
         """(n,) rows M_i of the called clients; `equal` is M where all clients have as many."""
@@ -100,14 +100,14 @@ class RowOracle:
         counts = np.where(is_done, 0, np.minimum(size, self.sizes - first))
         return Batch(np.take_along_axis(self._order, places, axis=1), counts, size)
 
-    def _count_batch(self, batch: Batch) -> None:
-        """Count a gradient of every called client over its batch."""
+    def _count_batch(self, batch: Batch, times: int = 1) -> None:
+        """Count `times` gradients of every called client over its batch."""
         if batch.rows is None:
-            self._count(self._largest)
+            self._count(self._largest, times)
             return
-        self.gradients += int(batch.sizes.sum())
-        self.evaluations += int(np.count_nonzero(batch.sizes))
-        self._each = self._each + batch.sizes
+        self.gradients += times * int(batch.sizes.sum())
+        self.evaluations += times * int(np.count_nonzero(batch.sizes))
+        self._each = self._each + times * batch.sizes
 
     def count_each(self) -> Ints:
         """Return the row gradients that each called client has computed so far, (n,)."""
@@ -120,19 +120,45 @@ class RowOracle:
 class LinearOracle(RowOracle):
     """Answer the called clients of a linear model, with compiled local steps."""
 
-    def __init__(self, problem: LinearModel, clients: Ints, draws: Draws) -> None:
+    def __init__(self, problem: LinearModel, clients: Ints, draws: ClientDraws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem._equal)
         self._data = (*problem._kernel_data, clients)
         self._shape = (len(clients), problem.d)
 
     def grad(self, y: Vector, batch: Batch) -> Vector:
         """Compute each client's mean gradient (n, d) over its batch, at y (n, d) or (d,)."""
-        rows = no_rows(len(self.clients), 1)[:, 0] if batch.rows is None else batch.rows
-        counts = self.sizes if batch.rows is None else batch.sizes
         self._count_batch(batch)
         out = np.empty(self._shape)
-        kernels.batch_grad(*self._data, rows, counts, self._points(y), out)
+        kernels.batch_grad(*self._data, *self._rows(batch), self._points(y), out)
         return out
+
+    def loss(self, y: Vector, batch: Batch) -> Vector:
+        """Compute each client's mean loss (n, 1) over its batch; it counts as a gradient."""
+        self._count_batch(batch)
+        out = np.empty((self._shape[0], 1))
+        curvature_kernels.batch_loss(*self._data, *self._rows(batch), self._points(y), out)
+        return out
+
+    def hessian(self, y: Vector, batch: Batch) -> Vector:
+        """Compute the triangle of each client's mean Hessian (n, d(d+1)/2) over its batch."""
+        n, d = self._shape
+        self._count_batch(batch, d)
+        out = np.empty((n, triangle_size(d)))
+        curvature_kernels.batch_hessian(*self._data, *self._rows(batch), self._points(y), out)
+        return out
+
+    def hvp(self, y: Vector, v: Vector, batch: Batch) -> Vector:
+        """Compute each client's mean Hessian over its batch at y, times v (d,) or (n, d)."""
+        self._count_batch(batch)
+        out, points = np.empty(self._shape), (self._points(y), self._points(v))
+        curvature_kernels.batch_product(*self._data, *self._rows(batch), *points, out)
+        return out
+
+    def _rows(self, batch: Batch) -> tuple[Rows, Ints]:
+        """Return a batch's row numbers as kernels take them, and its sizes."""
+        if batch.rows is None:
+            return no_rows(len(self.clients), 1)[:, 0], self.sizes
+        return batch.rows, batch.sizes
 
     def _points(self, y: Vector) -> Vector:
         """Check the shape of points (n, d) or (d,): kernels do not."""

@@ -20,9 +20,9 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.random import uniforms
-from fedpage.core.types import Batch, Draws, Ints, Smoothness, Vector
+from fedpage.core.types import Batch, ClientDraws, Ints, Smoothness, Vector, triangle_size
 from fedpage.core.validate import as_array
-from fedpage.problems import kernels
+from fedpage.problems import curvature_kernels, kernels
 from fedpage.problems.base import (
     Description,
     Weights,
@@ -156,7 +156,7 @@ class Quadratic(ClientScoring):
                 "quadratic: the mean of the A_i is singular, so there is no single minimiser"
             ) from None
 
-    def oracle(self, clients: Ints, draws: Draws) -> QuadraticOracle:
+    def oracle(self, clients: Ints, draws: ClientDraws) -> QuadraticOracle:
         """Return the oracle of the called clients (n,) in this round."""
         return QuadraticOracle(self, clients, draws)
 
@@ -231,7 +231,7 @@ class Quadratic(ClientScoring):
 class QuadraticOracle(RowOracle):
     """Answer the called clients of a quadratic. It has no compiled local steps of its own."""
 
-    def __init__(self, problem: Quadratic, clients: Ints, draws: Draws) -> None:
+    def __init__(self, problem: Quadratic, clients: Ints, draws: ClientDraws) -> None:
         super().__init__(clients, problem._sizes[clients], draws, problem.b.shape[1])
         self._problem = problem
 
@@ -242,4 +242,29 @@ class QuadraticOracle(RowOracle):
         self._count_batch(batch)
         out = np.empty((n, p.d))
         kernels.quadratic_grad(p.A, p.b, p._scale, self.clients, rows, batch.sizes, as_rows(y), out)
+        return out
+
+    def loss(self, y: Vector, batch: Batch) -> Vector:
+        """Compute y . (gradient - A_i y/2), which is the mean loss (n, 1) over the batch."""
+        out, half = np.empty((len(self.clients), 1)), 0.5 * self._product(y, batch)
+        curvature_kernels.row_products(self.grad(y, batch) - half, as_rows(y), out)
+        return out
+
+    def hessian(self, y: Vector, batch: Batch) -> Vector:
+        """Return the triangle of each A_i, (n, d(d+1)/2)."""
+        p = self._problem
+        self._count_batch(batch, p.d)
+        out = np.empty((len(self.clients), triangle_size(p.d)))
+        curvature_kernels.quadratic_hessian(p.A, p._scale, self.clients, batch.sizes, out)
+        return out
+
+    def hvp(self, y: Vector, v: Vector, batch: Batch) -> Vector:
+        """Compute A_i v, (n, d)."""
+        self._count_batch(batch)
+        return self._product(v, batch)
+
+    def _product(self, v: Vector, batch: Batch) -> Vector:
+        p, out = self._problem, np.empty((len(self.clients), self._problem.d))
+        kernel = curvature_kernels.quadratic_product
+        kernel(p.A, p._scale, self.clients, batch.sizes, as_rows(v), out)
         return out

@@ -27,25 +27,30 @@ _EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive"
 
 
 class Parts(NamedTuple):
-    """The fields of a message, reply or client state: those of vectors and those of a number."""
+    """The fields of a message, reply or client state by what they hold."""
 
     vectors: tuple[str, ...]
     numbers: tuple[str, ...]
+    triangles: tuple[str, ...]
 
     @classmethod
     def of(cls, type_: type) -> Parts:
-        """Return the fields of a NamedTuple of vectors and numbers."""
+        """Return the fields of a NamedTuple of vectors, numbers and triangles of matrices."""
         sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
-        pairs = list(zip(field_names(type_), sizes, strict=True))
-        return cls(
-            tuple(name for name, size in pairs if size == 2),
-            tuple(name for name, size in pairs if size == 1),
-        )
+        names: dict[int, list[str]] = {2: [], 1: [], 3: []}
+        for name, size in zip(field_names(type_), sizes, strict=True):
+            names[size].append(name)
+        return cls(*map(tuple, names.values()))
 
     @property
     def names(self) -> str:
         """All fields, such as "x, c"."""
-        return ", ".join((*self.vectors, *self.numbers))
+        return ", ".join((*self.vectors, *self.numbers, *self.triangles))
+
+    @property
+    def size(self) -> str:
+        """The number of vectors; a triangle is as long as (d+1)/2 of them."""
+        return f"{len(self.vectors)}{' + (d+1)/2' * len(self.triangles)}"
 
 
 class Exchange(NamedTuple):
@@ -66,7 +71,7 @@ class Exchange(NamedTuple):
     @property
     def vectors(self) -> str:
         """Vectors down and up, such as "2/1"."""
-        return f"{len(self.down.vectors)}/{len(self.up.vectors)}"
+        return f"{self.down.size}/{self.up.size}"
 
 
 def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:

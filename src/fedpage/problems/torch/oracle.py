@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpage.core import local_steps
 from fedpage.core.optimizers import Optimizer
-from fedpage.core.types import Batch, Draws, Ints, Vector
+from fedpage.core.types import Batch, ClientDraws, Ints, Vector
 from fedpage.problems.oracle import RowOracle
 from fedpage.problems.torch.gradients import join_parts
 from fedpage.problems.torch.rows import to_numpy
@@ -44,7 +44,7 @@ _FIRST_FIELD = 2**32
 class TensorOracle(RowOracle):
     """Draw minibatches and compute gradients on the device, from tensors to tensors."""
 
-    def __init__(self, objective: NetworkObjective, clients: Ints, draws: Draws) -> None:
+    def __init__(self, objective: NetworkObjective, clients: Ints, draws: ClientDraws) -> None:
         super().__init__(clients, objective.sizes[clients], draws, objective.equal_size)
         self._objective = objective
         self._each = np.zeros(len(clients), dtype=np.int64)
@@ -183,7 +183,7 @@ class TorchOracle:
     of clients takes all its steps before the next group, so that its vectors stay in the cache.
     """
 
-    def __init__(self, objective: NetworkObjective, clients: Ints, draws: Draws) -> None:
+    def __init__(self, objective: NetworkObjective, clients: Ints, draws: ClientDraws) -> None:
         self._tensors = TensorOracle(objective, clients, draws)
         self._objective = objective
 

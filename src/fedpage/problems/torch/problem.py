@@ -32,7 +32,7 @@ from fedpage.core.metrics import (
     resolve_metrics,
     row_metrics,
 )
-from fedpage.core.types import Draws, DType, Ints, Smoothness, Vector
+from fedpage.core.types import ClientDraws, DType, Ints, Smoothness, Vector
 from fedpage.problems.base import Weights, client_scale, describe_weights, norm
 from fedpage.problems.scores import ClientScoring, ClientTable
 from fedpage.problems.torch import batch_norm as batch_norms
@@ -265,7 +265,7 @@ class TorchProblem(ClientScoring):
             return max(1, self._memory // (8 * self.d * self.dtype.itemsize))
         return max(1, _CACHED // (self.d * self.dtype.itemsize))
 
-    def oracle(self, clients: Ints, draws: Draws) -> TorchOracle:
+    def oracle(self, clients: Ints, draws: ClientDraws) -> TorchOracle:
         """Return the oracle of the called clients (n,) in this round."""
         return TorchOracle(self._objective, clients, draws)
 

@@ -1,0 +1,351 @@
+"""Fit exact models over sites by Newton's method, with what statisticians ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from scipy.linalg import eigh
+from scipy.special import gammaln, xlogy
+
+from fedpage.core.errors import InputError
+from fedpage.core.hessian import unpack
+from fedpage.core.types import Vector
+from fedpage.core.validate import as_number, check_whole, choice
+from fedpage.data.dataset import Dataset
+from fedpage.data.partition import Partition, by_id
+from fedpage.data.registry import load
+from fedpage.engine.simulate import Simulation
+from fedpage.inference.design import INTERCEPT, Design, column_sums, make_design, standardise
+from fedpage.inference.result import Covariance, Family, FitResult
+from fedpage.methods.newton import Newton
+from fedpage.problems.cox import CoxModel, Ties
+from fedpage.problems.linear import LinearModel
+
+_LOSSES = {"logistic": "logistic", "gaussian": "squares", "poisson": "poisson"}
+_CONVERGED = 1e-14
+"""Twice the distance of the log-likelihood to its maximum: no parameter is then further than 1e-7
+standard errors away."""
+_COLLINEAR = 1e-10
+"""The least eigenvalue of the Hessian at 0, in units of its diagonal."""
+_SEPARATED = 1e-6
+"""The least eigenvalue of the Hessian in units of that of the model with the intercept alone."""
+_ROWS = {"logistic": "rows", "gaussian": "rows", "poisson": "rows", "cox": "events"}
+
+
+class _Outcome(NamedTuple):
+    """Sums over all rows of all sites of what the covariates have no part in."""
+
+    rows: int
+    total: float
+    """The sum of b."""
+    squares: float
+    """The sum of b^2."""
+    log_factorials: float
+    """The sum of log b!."""
+    logs: float
+    """The sum of b log b."""
+
+
+def fit(
+    data: Dataset | str | os.PathLike[str] | Any,
+    family: Family = "logistic",
+    *,
+    label: str | Sequence[str] | None = None,
+    client: str | None = None,
+    sites: Partition | None = None,
+    time: Any = None,
+    event: Any = None,
+    ties: Ties = "efron",
+    reference: Mapping[str, str] | None = None,
+    intercept: bool = True,
+    covariance: Covariance = "model",
+    max_exchanges: int = 50,
+    **options: Any,
+) -> FitResult:
+    """Fit a generalised linear model or a Cox model over sites, exactly, with standard errors.
+
+    The sites send sums over their rows: of the columns once, then of the loss, its gradient and its
+    Hessian in each exchange of Newton's method. The estimates are those of the pooled rows.
+
+    Args:
+        data: A data set, or the path or frame of a table.
+        family: "logistic", "gaussian" (least squares), "poisson" or "cox".
+        label: The outcome's column of a table; for "cox" the columns of time and event.
+        client: The column of a table that says of which site each row is.
+        sites: A partition of the rows. If None, `data.clients` says of which site each row is.
+        time: For "cox" with a data set, the time of each row until its event or its censoring.
+        event: For "cox" with a data set, whether each row ended with an event.
+        ties: For "cox", "efron" or "breslow".
+        reference: The level of categorical columns that the others are compared with. By default
+            it is the first.
+        intercept: Whether the model has an intercept. A Cox model has none.
+        covariance: "model", "HC0" (robust), or "cluster" (clustered by site).
+        max_exchanges: The most exchanges of Newton's method.
+        options: Further options of `fp.load` for a table, such as drop=("id",).
+
+    Returns:
+        The result; `print` it.
+
+    Raises:
+        InputError: If an argument is wrong, columns are collinear or separate the outcomes, or the
+            method does not converge.
+
+    >>> import fedpage as fp
+    >>> rows = {"age": [40, 50, 60, 45, 55, 65, 70, 35], "ill": [0, 0, 1, 1, 0, 1, 1, 0],
+    ...         "site": ["A", "A", "A", "A", "B", "B", "B", "B"]}
+    >>> found = fp.fit(rows, "logistic", label="ill", client="site")
+    >>> dict(zip(found.names, found.params.round(3).tolist()))
+    {'age': 0.165, 'Intercept': -8.682}
+    """
+    choice("fit", "family", family, get_args(Family))
+    choice("fit", "covariance", covariance, get_args(Covariance))
+    check_whole("max_exchanges", max_exchanges, 1)
+    if not isinstance(data, Dataset):
+        data, time, event = _load(data, family, label, client, time, event, options)
+    elif label is not None or client is not None or options:
+        raise InputError("fit: label, client and options of load are for tables, not a Dataset")
+    if sites is None and data.clients is None:
+        raise InputError(
+            "fit: nothing says of which site each row is; give client=COLUMN, or sites= a partition"
+        )
+    partition = by_id(data.clients) if sites is None else sites
+    is_cox = family == "cox"
+    if is_cox and (time is None or event is None):
+        raise InputError('fit: "cox" needs time and event, or label=("time", "event") for a table')
+    design = make_design(data, dict(reference or {}), intercept and not is_cox)
+    problem, design, outcome = _make_problem(data, family, partition, design, (time, event, ties))
+    newton = _Newton(problem, family, design, outcome)
+    newton.run(max_exchanges)
+    return newton.result(data, covariance)
+
+
+def _load(
+    table: Any, family: Family, label: Any, client: str | None, time: Any, event: Any,
+    options: Mapping[str, Any],
+) -> tuple[Dataset, Any, Any]:  # fmt: skip
+    """Load a table as a data set; for a Cox model also its times and events."""
+    is_file = isinstance(table, (str, os.PathLike))
+    read = load if is_file else Dataset.from_frame
+    if family != "cox":
+        return read(table, label=label, client=client, **options), time, event
+    if isinstance(label, str) or label is None or len(label) != 2:
+        raise InputError('fit: "cox" needs the columns of time and event, label=("time", "event")')
+    first, second = label
+    drop = tuple(options.get("drop", ()))
+    rest = {key: value for key, value in options.items() if key != "drop"}
+    data = read(table, label=first, client=client, drop=(*drop, second), **rest)
+    other = read(table, label=second, client=client, drop=(*drop, first), **rest)
+    return data, outcomes(data), outcomes(other)
+
+
+def outcomes(data: Dataset) -> Vector:
+    """Return the labels of a data set as numbers, as they were given."""
+    if data.classes is None:
+        return data.y
+    numbers = np.array([as_number(value) for value in data.classes])
+    if np.isnan(numbers).any():
+        raise InputError(f"{data.name}: the outcome must be numbers, not {data.classes[0]!r}")
+    codes = (data.y > 0).astype(np.int64) if len(numbers) == 2 else data.y.astype(np.int64)
+    return np.asarray(numbers[codes])
+
+
+def _make_problem(
+    data: Dataset, family: Family, partition: Partition, design: Design, survival: Any
+) -> tuple[LinearModel | CoxModel, Design, _Outcome]:
+    """Standardise the columns by the sites' sums, and make the problem and its outcome's sums."""
+    matrix = data.matrix if isinstance(data.matrix, np.ndarray) else data.matrix.to_scipy()
+    order, ptr = partition.order, partition.ptr
+    rows = [order[ptr[i] : ptr[i + 1]] for i in range(partition.N)]
+    sums = [column_sums(matrix[own], design) for own in rows]
+    n = int(partition.sizes.sum())
+    totals = np.sum([one for one, _ in sums], axis=0), np.sum([two for _, two in sums], axis=0)
+    design = standardise(design, *totals, n)
+    columns = replace(data, matrix=design.columns(data.matrix), columns=design.names, encoding=None)
+    if family == "cox":
+        time, event, ties = survival
+        cox = CoxModel(columns, time, event, partition, ties=ties)
+        return cox, design, _Outcome(n, 0.0, 0.0, 0.0, 0.0)
+    if family == "logistic":
+        y = data.y
+        if set(np.unique(y).tolist()) != {-1.0, 1.0}:
+            raise InputError(f"{data.name}: logistic regression needs outcomes of two kinds")
+        positive = float((y[order] > 0).sum())
+        sums_of_b = _Outcome(n, positive, positive, 0.0, 0.0)
+    else:
+        y = outcomes(data)
+        b = y[order]
+        logs = (float(gammaln(b + 1).sum()), float(xlogy(b, b).sum())) if family == "poisson" else (
+            0.0, 0.0,
+        )  # fmt: skip
+        sums_of_b = _Outcome(n, float(b.sum()), float(b @ b), *logs)
+        columns = replace(columns, y=y, classes=None)
+    model = LinearModel(
+        columns, partition, loss=_LOSSES[family], reg="none", intercept=design.intercept,
+        weights="size",
+    )  # fmt: skip
+    return model, design, sums_of_b
+
+
+class _Newton:
+    """A fit in progress: exchanges of Newton's method, and what they say about the columns."""
+
+    def __init__(
+        self, problem: LinearModel | CoxModel, family: Family, design: Design, outcome: _Outcome
+    ) -> None:
+        self.problem, self.family, self.design, self.outcome = problem, family, design, outcome
+        self.run_ = Simulation(problem, Newton(), seed=0)
+        self.null_loss = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return self.design.parameters
+
+    def run(self, max_exchanges: int) -> None:
+        """Exchange until the log-likelihood is at its maximum."""
+        n, run = self.outcome.rows, self.run_
+        if n <= self.problem.d:
+            raise InputError(
+                f"fit: {n} rows are too few for {self.problem.d} parameters; leave columns out"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            run.step()
+            H0 = unpack(run.state.H)
+            self.null_loss = run.state.f
+            self._check_collinear(H0)
+            null = self._null_hessian(H0)
+            for _ in range(max_exchanges):
+                scale = 2.0 * run.state.f if self.family == "gaussian" else 1.0
+                if n * run.state.decrement <= _CONVERGED * scale:
+                    return
+                run.step()
+                if null is not None:
+                    self._check_separated(unpack(run.state.H), null, run.state.base)
+        raise InputError(
+            f"fit: no maximum of the likelihood after {max_exchanges} exchanges; look for columns "
+            "of extreme values, or leave columns out"
+        )
+
+    def _check_collinear(self, H: Vector) -> None:
+        unit = 1.0 / np.sqrt(np.maximum(np.diag(H), 1e-300))
+        values, vectors = np.linalg.eigh(unit[:, None] * H * unit)
+        if values[0] < _COLLINEAR:
+            raise InputError(
+                f"fit: the columns {', '.join(self._largest(vectors[:, 0]))} are collinear: one of "
+                "them is a sum of the others; leave one out (drop=)"
+            )
+
+    def _null_hessian(self, H0: Vector) -> Vector | None:
+        """Return the Hessian of the model with the intercept alone, or None if it is not known."""
+        mean = self.outcome.total / self.outcome.rows
+        if self.family == "logistic":
+            return H0 * 4.0 * mean * (1.0 - mean)
+        if self.family == "poisson":
+            return H0 * mean
+        return H0 if self.family == "cox" else None
+
+    def _check_separated(self, H: Vector, null: Vector, x: Vector) -> None:
+        """Refuse outcomes that a direction separates: x grows along it without end."""
+        values, vectors = eigh(H, null)
+        if values[0] < _SEPARATED:
+            flat = vectors[:, 0] * np.sqrt(np.diag(null))  # where the likelihood is flat
+            names = min(self._largest(flat), self._largest(x), key=len)
+            what = "the outcomes" if self.family == "logistic" else "rows without events"
+            raise InputError(
+                f"fit: {', '.join(names)} separates {what} exactly, so its estimate is infinite; "
+                "leave the column out (drop=), or merge rare levels"
+            )
+
+    def _largest(self, direction: Vector) -> list[str]:
+        """Return the names of the parameters with the largest entries of a direction."""
+        parts = np.abs(direction)
+        chosen = [self.names[i] for i in np.argsort(-parts) if parts[i] > 0.3 * parts.max()]
+        return [name for name in chosen if name != INTERCEPT][:6] or [INTERCEPT]
+
+    def result(self, data: Dataset, covariance: Covariance) -> FitResult:
+        """Return estimates and covariance in the units of the data."""
+        state, n, d, family = self.run_.state, self.outcome.rows, self.problem.d, self.family
+        deviance, null_deviance, llf, llnull = self._likelihoods(n * state.f)
+        scale = deviance / (n - d) if family == "gaussian" and deviance is not None else 1.0
+        bread = np.linalg.inv(n * unpack(state.H))
+        cov = scale * bread
+        exchanges, warnings = 1 + self.run_.costs.round, []
+        floats = (2 * len(self.design.names) + 5) * self.problem.N
+        if covariance != "model":
+            meat, note = self._meat(state.base, covariance, n, d)
+            cov = bread @ meat @ bread
+            exchanges, floats = exchanges + 1, floats + d * (d + 1) // 2 * self.problem.N
+            warnings += [note] if note else []
+        T = self.design.back()
+        costs = self.run_.costs
+        return FitResult(
+            family=family, names=self.names, params=T @ state.base, covariance=covariance,
+            nobs=n, sites=self.problem.N, llf=llf, llnull=llnull, deviance=deviance,
+            null_deviance=null_deviance, scale=scale,
+            events=int(self.problem.events.sum()) if isinstance(self.problem, CoxModel) else None,
+            exchanges=exchanges, bytes_up=costs.bytes_up + 8 * floats,
+            bytes_down=costs.bytes_down, factors=_named(self.design), design=self.design,
+            classes=data.classes if family == "logistic" else None, warnings=tuple(warnings),
+            _cov=T @ cov @ T.T,
+        )  # fmt: skip
+
+    def _likelihoods(self, loss: float) -> tuple[float | None, float | None, float, float]:
+        """Return the deviance, that of the intercept alone, and both log-likelihoods."""
+        n, total, squares, log_factorials, logs = self.outcome
+        mean = total / n if n else 0.0
+        if self.family == "cox":
+            return None, None, -loss, -n * self.null_loss
+        if self.family == "gaussian":
+            rss, tss = 2.0 * loss, squares - (total * mean if self.design.intercept else 0.0)
+            half = -0.5 * n
+            return (
+                rss, tss,
+                half * (np.log(2.0 * np.pi * rss / n) + 1.0),
+                half * (np.log(2.0 * np.pi * tss / n) + 1.0),
+            )  # fmt: skip
+        if self.family == "logistic":
+            null = -2.0 * float(xlogy(total, mean) + xlogy(n - total, 1.0 - mean))
+            return 2.0 * loss, null, -loss, -0.5 * null
+        null = 2.0 * float(logs - xlogy(total, mean))
+        llnull = float(xlogy(total, mean)) - total - log_factorials
+        return 2.0 * (logs - total + loss), null, -loss - log_factorials, llnull
+
+    def _meat(self, x: Vector, covariance: Covariance, n: int, d: int) -> tuple[Vector, str]:
+        """Return the middle of the sandwich, and a warning."""
+        problem = self.problem
+        if covariance == "cluster":
+            clients = np.arange(problem.N)
+            scores = problem.evaluate_clients(clients, x).gradients * (n / problem.N)
+            meat = scores.T @ scores
+            g = problem.N
+            if g < 2:
+                raise InputError("fit: a covariance clustered by site needs at least two sites")
+            if self.family != "cox":
+                meat = meat * (g / (g - 1)) * ((n - 1) / (n - d))
+            note = (
+                f"The covariance is clustered by {g} sites: with fewer than about 30 it is "
+                f"uncertain, so Student's distribution with {g - 1} degrees of freedom is used."
+            )
+            return meat, note if g < 30 else ""
+        if isinstance(problem, CoxModel):
+            raise InputError('fit: "cox" has no covariance "HC0"; use "cluster"')
+        order = problem.partition.order
+        X, y = np.asarray(problem.data.matrix)[order], problem.data.y[order]
+        if problem.intercept:
+            X = np.column_stack([X, np.ones(len(X))])
+        margins = X @ x
+        slopes = {
+            "logistic": lambda: -y / (1.0 + np.exp(y * margins)),
+            "gaussian": lambda: margins - y,
+            "poisson": lambda: np.exp(margins) - y,
+        }[self.family]()
+        scores = X * slopes[:, None]
+        return scores.T @ scores, ""
+
+
+def _named(design: Design) -> Mapping[str, tuple[int, ...]]:
+    return {name: tuple(map(int, numbers)) for name, numbers in design.factors.items()}
