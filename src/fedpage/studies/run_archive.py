@@ -152,7 +152,7 @@ def plan_runs(
     about = fingerprint(spec.describe(), engine.code)
     words = [method.name, str(problem.describe().get("data", ""))]
     prefix = "-".join(filter(None, map(slug, words)))
-    root = store.resolve()  # a worker may have been started in another directory
+    root = store.absolute()  # a worker may have been started in another directory
     plans = []
     for spec in specs:
         key = result_key(about | {"seed": spec.seed})

@@ -95,7 +95,7 @@ def study_of_methods(
     study = Study({"problem": problem}, tables, seeds=seeds, store=None, **settings)
     study.stop = stop
     if out is not None:
-        root = check_file(out).resolve()  # a worker may have been started in another directory
+        root = check_file(out).absolute()  # a worker may have been started in another directory
         study.plans = {
             key: replace(plan, place=root / f"{key.method}-seed{key.seed}")
             for key, plan in study.plans.items()
