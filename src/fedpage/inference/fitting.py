@@ -33,7 +33,6 @@ _COLLINEAR = 1e-10
 """The least eigenvalue of the Hessian at 0, in units of its diagonal."""
 _SEPARATED = 1e-6
 """The least eigenvalue of the Hessian in units of that of the model with the intercept alone."""
-_ROWS = {"logistic": "rows", "gaussian": "rows", "poisson": "rows", "cox": "events"}
 
 
 class _Outcome(NamedTuple):
@@ -197,7 +196,7 @@ class _Newton:
         self, problem: LinearModel | CoxModel, family: Family, design: Design, outcome: _Outcome
     ) -> None:
         self.problem, self.family, self.design, self.outcome = problem, family, design, outcome
-        self.run_ = Simulation(problem, Newton(), seed=0)
+        self.simulation = Simulation(problem, Newton(), seed=0)
         self.null_loss = 0.0
 
     @property
@@ -207,7 +206,7 @@ class _Newton:
 
     def run(self, max_exchanges: int) -> None:
         """Exchange until the log-likelihood is at its maximum."""
-        n, run = self.outcome.rows, self.run_
+        n, run = self.outcome.rows, self.simulation
         if n <= self.problem.d:
             raise InputError(
                 f"fit: {n} rows are too few for {self.problem.d} parameters; leave columns out"
@@ -268,12 +267,12 @@ class _Newton:
 
     def result(self, data: Dataset, covariance: Covariance) -> FitResult:
         """Return estimates and covariance in the units of the data."""
-        state, n, d, family = self.run_.state, self.outcome.rows, self.problem.d, self.family
+        state, n, d, family = self.simulation.state, self.outcome.rows, self.problem.d, self.family
         deviance, null_deviance, llf, llnull = self._likelihoods(n * state.f)
         scale = deviance / (n - d) if family == "gaussian" and deviance is not None else 1.0
         bread = np.linalg.inv(n * unpack(state.H))
         cov = scale * bread
-        exchanges, warnings = 1 + self.run_.costs.round, []
+        exchanges, warnings = 1 + self.simulation.costs.round, []
         floats = (2 * len(self.design.names) + 5) * self.problem.N
         if covariance != "model":
             meat, note = self._meat(state.base, covariance, n, d)
@@ -281,14 +280,14 @@ class _Newton:
             exchanges, floats = exchanges + 1, floats + d * (d + 1) // 2 * self.problem.N
             warnings += [note] if note else []
         T = self.design.back()
-        costs = self.run_.costs
+        costs = self.simulation.costs
         return FitResult(
             family=family, names=self.names, params=T @ state.base, covariance=covariance,
             nobs=n, sites=self.problem.N, llf=llf, llnull=llnull, deviance=deviance,
             null_deviance=null_deviance, scale=scale,
             events=int(self.problem.events.sum()) if isinstance(self.problem, CoxModel) else None,
             exchanges=exchanges, bytes_up=costs.bytes_up + 8 * floats,
-            bytes_down=costs.bytes_down, factors=_named(self.design), design=self.design,
+            bytes_down=costs.bytes_down, factors=self.design.factors, design=self.design,
             classes=data.classes if family == "logistic" else None, warnings=tuple(warnings),
             _cov=T @ cov @ T.T,
         )  # fmt: skip
@@ -345,7 +344,3 @@ class _Newton:
         }[self.family]()
         scores = X * slopes[:, None]
         return scores.T @ scores, ""
-
-
-def _named(design: Design) -> Mapping[str, tuple[int, ...]]:
-    return {name: tuple(map(int, numbers)) for name, numbers in design.factors.items()}
