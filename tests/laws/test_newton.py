@@ -12,8 +12,9 @@ from support import quadratic, refusal, uneven
 import fedpage as fp
 from fedpage.core.hessian import minimise_cubic, newton_step, unpack
 from fedpage.core.random import RoundDraws
+from fedpage.core.types import Replies
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.newton import Newton
+from fedpage.methods.newton import Derivatives, Newton
 
 # 1. The replay
 
@@ -117,6 +118,15 @@ def test_a_missing_client_is_asked_again_at_the_same_point():
         plain.step()
         np.testing.assert_array_equal(run.x, plain.x)
     assert run.costs.missing > 0
+
+
+@pytest.mark.parametrize(("f", "slope", "fraction"), [(0.0, 10.0, 0.5), (1e3, 1e3, 0.1)])
+def test_a_shortened_step_is_at_most_half_and_at_least_a_tenth(f, slope, fraction):
+    """The cubic is least at 0.65 of the first step, and much below a tenth of the second."""
+    one = np.ones(1)
+    state = Newton().init(0.0 * one, 2)._replace(base=0.0 * one, g=one, step=one, t=1.0)
+    replies = Replies(Derivatives(f * one, -slope * one, one), np.arange(2))
+    assert Newton().server(state, replies).t == fraction
 
 
 def test_problems_without_hessians_are_refused():
