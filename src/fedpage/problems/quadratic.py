@@ -11,6 +11,7 @@ import numpy as np
 
 from fedpage.core.capabilities import ClientEvaluations
 from fedpage.core.errors import InputError
+from fedpage.core.messages import add_rows
 from fedpage.core.metrics import (
     Metric,
     MetricsOption,
@@ -20,6 +21,7 @@ from fedpage.core.metrics import (
     row_metrics,
 )
 from fedpage.core.random import uniforms
+from fedpage.core.secant import dot
 from fedpage.core.types import Batch, ClientDraws, Ints, Smoothness, Vector, triangle_size
 from fedpage.core.validate import as_array
 from fedpage.problems import curvature_kernels, kernels
@@ -109,6 +111,7 @@ class Quadratic(ClientScoring):
         """Make random rotations of spectra within `curvature`.
 
         The minimisers of clients are about `spread` apart, those of a client's rows about `noise`.
+        A seed gives the same bits on any machine.
 
         >>> Quadratic.random(3, 2, 4).x_star.shape
         (4,)
@@ -120,15 +123,14 @@ class Quadratic(ClientScoring):
 
         A = np.empty((clients, d, d))
         for i in range(clients):
-            Q, _ = np.linalg.qr(normal(0, i, size=d * d).reshape(d, d))
             lo, hi = curvature
             spectrum = lo + (hi - lo) * uniforms(seed, 21, i, size=d)
-            A[i] = (Q * spectrum) @ Q.T
-            A[i] = 0.5 * (A[i] + A[i].T)
+            A[i] = _rotate(np.diag(spectrum), normal(0, i, size=d * d).reshape(d, d))
         centres = spread * normal(1, size=clients * d).reshape(clients, d)
         wobble = normal(2, size=clients * rows * d).reshape(clients, rows, d)
         wobble -= wobble.mean(axis=1, keepdims=True)
-        return cls(A, np.einsum("nij,nj->ni", A, centres)[:, None, :] + noise * wobble)
+        slopes = np.array([_product(A[i], centres[i]) for i in range(clients)])
+        return cls(A, slopes[:, None, :] + noise * wobble)
 
     @property
     def d(self) -> int:
@@ -137,8 +139,9 @@ class Quadratic(ClientScoring):
 
     @cached_property
     def _whole(self) -> tuple[Vector, Vector]:
-        w = self._scale / self.N
-        return np.einsum("n,nij->ij", w, self.A), np.einsum("n,nj->j", w, self.b.mean(axis=1))
+        w, flat = (self._scale / self.N)[:, None], self.A.reshape(self.N, -1)
+        A = add_rows(None, w * flat).reshape(self.A.shape[1:])
+        return A, add_rows(None, w * self.b.mean(axis=1))
 
     @property
     def mean_curvature(self) -> Vector:
@@ -164,15 +167,16 @@ class Quadratic(ClientScoring):
         """Compute f(x)."""
         A, b = self._whole
         with np.errstate(over="ignore", invalid="ignore"):
-            value = float(0.5 * x @ (A @ x) - b @ x)
+            slope = _product(A, x)
+            value = 0.5 * dot(x, slope) - dot(b, x)
             # where both terms overflow, their difference would be a NaN
-            return value if math.isfinite(value) else float(x @ (0.5 * (A @ x) - b))
+            return value if math.isfinite(value) else dot(x, 0.5 * slope - b)
 
     def grad(self, x: Vector) -> Vector:
         """Compute the gradient (d,) of f at x (d,)."""
         A, b = self._whole
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(A @ x - b, dtype=np.float64)
+            return _product(A, x) - b
 
     def evaluate(self, x: Vector, threads: int = 1) -> Mapping[str, float]:
         """Evaluate "loss", "grad_norm" and the metrics at x (d,)."""
@@ -185,8 +189,8 @@ class Quadratic(ClientScoring):
         """Evaluate each client's N w_i f_i(x) (n,), its gradient (n, d), and the metrics."""
         A, b, scale = self.A[clients], self.b[clients].mean(axis=1), self._scale[clients]
         with np.errstate(over="ignore", invalid="ignore"):
-            slopes = np.einsum("nij,j->ni", A, x)
-            losses = 0.5 * np.einsum("ni,i->n", slopes, x) - np.einsum("ni,i->n", b, x)
+            slopes = _product(A.reshape(-1, self.d), x).reshape(-1, self.d)
+            losses = 0.5 * _product(slopes, x) - _product(b, x)
             gradients = scale[:, None] * (slopes - b)
         metrics = self._client_metrics(len(clients), x, row_metrics(self.metrics))
         return ClientEvaluations(scale * losses, gradients, metrics)
@@ -226,6 +230,23 @@ class Quadratic(ClientScoring):
         if self.metrics:
             about["metrics"] = describe_metrics(self.metrics)
         return about | describe_weights(self.weights, self._scale)
+
+
+def _product(A: Vector, v: Vector) -> Vector:
+    """Return A v (n,) for A (n, d), added in order: numpy's products depend on the processor."""
+    out = np.empty((len(A), 1))
+    curvature_kernels.row_products(A, v[None, :], out)
+    return out[:, 0]
+
+
+def _rotate(A: Vector, vectors: Vector) -> Vector:
+    """Return a symmetric A (d, d) after reflections I - 2 v v'/(v.v), one for each row v."""
+    for v in vectors:
+        square, w = dot(v, v), _product(A, v)
+        w = (2.0 / square) * (w - (dot(v, w) / square) * v)
+        outer = v[:, None] * w
+        A = A - (outer + outer.T)
+    return A
 
 
 class QuadraticOracle(RowOracle):
