@@ -16,10 +16,11 @@ def test_a_kernel_is_compiled_again_where_a_file_that_it_uses_has_changed(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "kernel.py").write_text(
+        "from functools import partial\n"
         "import helper\n"
         "from fedpage.core.jit import compile_kernel\n"
         "add = helper.add\n"
-        f"@compile_kernel(uses=({uses}))\n"
+        f"@partial(compile_kernel, uses=({uses}))\n"
         "def kernel(x):\n"
         "    return add(x)\n"
     )

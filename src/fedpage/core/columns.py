@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
+from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.spec import number, split_sum
 
@@ -326,10 +327,7 @@ class Target:
     value: float = 1e-2
     hold: float = 0.25
 
-    def __repr__(self) -> str:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = [f"{key}={value!r}" for key, value in given.items() if value != vars(Target)[key]]
-        return f"Target({', '.join(changed)})"
+    __repr__ = repr_settings
 
     def __post_init__(self) -> None:
         value, hold = _number(self.value), _number(self.hold)

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 
 def repr_settings(value: object) -> str:
     """Write a dataclass with the fields that are not at their defaults, and arrays by their shape.
@@ -19,6 +17,7 @@ def repr_settings(value: object) -> str:
     ...     start: object = None
     ...     threads: int = 1
     ...     __repr__ = repr_settings
+    >>> import numpy as np
     >>> Options(), Options(start=np.zeros(1000))
     (Options(), Options(start=array of shape (1000,)))
     """
@@ -28,8 +27,8 @@ def repr_settings(value: object) -> str:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        if isinstance(own, np.ndarray):
-            parts.append(f"{field.name}=array of shape {own.shape}")
+        if shape := getattr(own, "shape", ()):
+            parts.append(f"{field.name}=array of shape {shape}")
         elif type(own) is not type(default) or own != default:
             parts.append(f"{field.name}={own!r}")
     return f"{type(value).__name__}({', '.join(parts)})"

@@ -7,16 +7,12 @@ and number of threads.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.core.jit import compile_kernel
 from fedpage.core.secant import _dot
 from fedpage.core.types import Vector, triangle_size
-
-_Array: TypeAlias = NDArray[np.float64]
 
 FLOOR = 1e-8
 """Eigenvalues below this fraction of the largest are replaced by it, in units of the diagonal."""
@@ -25,8 +21,19 @@ _SWEEPS = 30
 _PRECISION = 1e-15
 
 
+def zero_triangle(x: Vector) -> Vector:
+    """Return the triangle of a matrix of zeros for a model x (d,)."""
+    return np.zeros(triangle_size(len(x)))
+
+
 @compile_kernel
-def _unpack(triangle: _Array, d: int) -> _Array:
+def unpack(triangle: Vector) -> Vector:
+    """Return the symmetric matrix (d, d) of a triangle (d(d+1)/2,).
+
+    >>> unpack(np.array([1.0, 2.0, 3.0])).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+    """
+    d = round((math.sqrt(8 * len(triangle) + 1) - 1) / 2)
     out = np.empty((d, d))
     place = 0
     for i in range(d):
@@ -36,24 +43,8 @@ def _unpack(triangle: _Array, d: int) -> _Array:
     return out
 
 
-def zero_triangle(x: Vector) -> Vector:
-    """Return the triangle of a matrix of zeros for a model x (d,)."""
-    return np.zeros(triangle_size(len(x)))
-
-
-def unpack(triangle: Vector) -> Vector:
-    """Return the symmetric matrix (d, d) of a triangle (d(d+1)/2,).
-
-    >>> unpack(np.array([1.0, 2.0, 3.0])).tolist()
-    [[1.0, 2.0], [2.0, 3.0]]
-    """
-    d = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
-    matrix: Vector = _unpack(triangle, d)
-    return matrix
-
-
 @compile_kernel
-def _units(H: _Array) -> _Array:
+def _units(H: Vector) -> Vector:
     """Return s > 0 for which no row of s H s has an entry above 1, and most have one near 1.
 
     If H is positive definite, they are diag(H)^-1/2. A row of zeros has the unit 0.
@@ -74,7 +65,7 @@ def _units(H: _Array) -> _Array:
 
 
 @compile_kernel
-def _inverse_factor(A: _Array) -> _Array:
+def _inverse_factor(A: Vector) -> Vector:
     """Return the inverse of A's Cholesky factor, or no rows if A is not positive definite."""
     d = len(A)
     L, inverse = np.zeros((d, d)), np.zeros((d, d))
@@ -94,7 +85,7 @@ def _inverse_factor(A: _Array) -> _Array:
 
 
 @compile_kernel
-def _orthogonal_rows(A: _Array) -> tuple[_Array, _Array]:
+def _orthogonal_rows(A: Vector) -> tuple[Vector, Vector]:
     """Return B = V' A with orthogonal rows, and V', by Jacobi's rotations of rows of A.
 
     The lengths of B's rows are the absolute eigenvalues of a symmetric A, and |A| is
@@ -129,8 +120,21 @@ def _orthogonal_rows(A: _Array) -> tuple[_Array, _Array]:
 
 
 @compile_kernel
-def _newton_step(H: _Array, g: _Array) -> _Array:
-    d = len(g)
+def newton_step(triangle: Vector, g: Vector) -> Vector:
+    """Return |H|^-1 g for a symmetric H, which may be indefinite or singular.
+
+    |H| has the absolute values of H's eigenvalues in units s in which H has about a unit diagonal,
+    and at least `FLOOR` times the largest of them. So g . step > 0 for every g but 0, and the step
+    does not depend on the units of the coordinates.
+
+    Args:
+        triangle: The upper triangle of H, (d(d+1)/2,).
+        g: A gradient, (d,).
+
+    >>> newton_step(np.array([2.0, 0.0, -4.0]), np.array([2.0, 4.0])).tolist()
+    [1.0, 1.0]
+    """
+    d, H = len(g), unpack(triangle)
     s = _units(H)
     A, r, out = np.empty((d, d)), np.empty(d), np.zeros(d)
     for i in range(d):
@@ -161,24 +165,6 @@ def _newton_step(H: _Array, g: _Array) -> _Array:
     for i in range(d):
         out[i] *= s[i]
     return out
-
-
-def newton_step(triangle: Vector, g: Vector) -> Vector:
-    """Return |H|^-1 g for a symmetric H, which may be indefinite or singular.
-
-    |H| has the absolute values of H's eigenvalues in units s in which H has about a unit diagonal,
-    and at least `FLOOR` times the largest of them. So g . step > 0 for every g but 0, and the step
-    does not depend on the units of the coordinates.
-
-    Args:
-        triangle: The upper triangle of H, (d(d+1)/2,).
-        g: A gradient, (d,).
-
-    >>> newton_step(np.array([2.0, 0.0, -4.0]), np.array([2.0, 4.0])).tolist()
-    [1.0, 1.0]
-    """
-    step: Vector = _newton_step(unpack(triangle), g)
-    return step
 
 
 def minimise_cubic(t: float, f0: float, slope0: float, f1: float, slope1: float) -> float:

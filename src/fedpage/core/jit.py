@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar
 
 from numba import njit
 
@@ -16,43 +16,31 @@ T = TypeVar("T")
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
-@overload
-def compile_kernel(function: Kernel) -> Kernel: ...
-@overload
 def compile_kernel(
-    *, inline: Literal["never", "always"] = "never", uses: Sequence[str] = ()
-) -> Callable[[Kernel], Kernel]: ...
-
-
-def compile_kernel(
-    function: Callable[..., Any] | None = None,
+    function: Kernel,
     *,
     inline: Literal["never", "always"] = "never",
     uses: Sequence[str] = (),
-) -> Any:
+) -> Kernel:
     """Compile a function on its first call, or load what an earlier process has compiled.
 
     numba writes beside the module, into the user's cache directory, or into NUMBA_CACHE_DIR. Where
     none of them can be written, each process compiles what it calls.
 
     Args:
-        function: The function; without it, a decorator is returned.
+        function: The function. Give the other arguments to a decorator by `functools.partial`.
         inline: "always" to insert its body into its callers.
         uses: Other source files of functions that are compiled into this one. numba itself notices
             a change only of the file that the function is in.
     """
-
-    def decorate(function: Kernel) -> Kernel:
-        compiled: Any = njit(nogil=True, error_model="numpy", inline=inline)(function)
-        with contextlib.suppress(RuntimeError):  # there is nowhere to write
-            compiled.enable_caching()
-            if uses:
-                index = compiled._cache._cache_file
-                stamps = ((file.st_mtime, file.st_size) for file in map(os.stat, uses))
-                index._source_stamp = (index._source_stamp, *stamps)
-        return compiled  # type: ignore[no-any-return]
-
-    return decorate if function is None else decorate(function)
+    compiled: Any = njit(nogil=True, error_model="numpy", inline=inline)(function)
+    with contextlib.suppress(RuntimeError):  # there is nowhere to write
+        compiled.enable_caching()
+        if uses:
+            index = compiled._cache._cache_file
+            stamps = ((file.st_mtime, file.st_size) for file in map(os.stat, uses))
+            index._source_stamp = (index._source_stamp, *stamps)
+    return compiled  # type: ignore[no-any-return]
 
 
 @cache

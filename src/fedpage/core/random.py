@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.jit import compile_kernel
+from fedpage.core.jit import Kernel, compile_kernel
 from fedpage.core.types import Flags, Ints, Keys64, Rows, Vector
 
 COIN, CLIENTS, BATCH, DATA, FAULTS, CODEC, CODEC_SHARED, STEPS, ORDER, EPOCH = range(1, 11)
@@ -37,7 +37,11 @@ _SMALL = 24
 """Subsets of at most this many are searched for a duplicate one by one, larger ones by a table."""
 
 
-@compile_kernel(inline="always")
+def _inline(function: Kernel) -> Kernel:
+    return compile_kernel(function, inline="always")
+
+
+@_inline
 def _mix(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
@@ -193,7 +197,7 @@ def _uniforms(key: np.uint64, n: int) -> NDArray[np.float64]:
     return out
 
 
-@compile_kernel(inline="always")
+@_inline
 def word_at(key: np.uint64, i: int) -> np.uint64:
     """Return word i of a key's stream: 64 random bits."""
     return _mix(key + np.uint64(i + 1) * _GOLDEN)

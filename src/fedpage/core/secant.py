@@ -11,12 +11,9 @@ import math
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.core.jit import compile_kernel
 from fedpage.core.types import Vector
-
-_Array: TypeAlias = NDArray[np.float64]
 
 FULL_UP_TO = 1_000
 """Parameters up to which "auto" is the full metric: P takes 8 MB and a round some milliseconds."""
@@ -25,7 +22,7 @@ WINDOW_UP_TO = 1_000_000
 
 
 @compile_kernel
-def _dot(a: _Array, b: _Array) -> float:
+def _dot(a: Vector, b: Vector) -> float:
     """Add products in four lanes, in a fixed order."""
     n = len(a)
     whole = n - n % 4
@@ -42,7 +39,7 @@ def _dot(a: _Array, b: _Array) -> float:
 
 
 @compile_kernel
-def _multiply(P: _Array, v: _Array, factor: float) -> _Array:
+def _multiply(P: Vector, v: Vector, factor: float) -> Vector:
     """Return factor P v for a symmetric P, adding rows of P one after the other."""
     out = np.zeros(len(v))
     for i in range(len(v)):
@@ -53,7 +50,7 @@ def _multiply(P: _Array, v: _Array, factor: float) -> _Array:
 
 
 @compile_kernel
-def _sherman_morrison(P: _Array, z: _Array) -> _Array:
+def _sherman_morrison(P: Vector, z: Vector) -> Vector:
     """Return (P^-1 + z z^T)^-1 for a symmetric P."""
     u = _multiply(P, z, 1.0)
     factor = 1.0 / (1.0 + _dot(z, u))
@@ -65,7 +62,7 @@ def _sherman_morrison(P: _Array, z: _Array) -> _Array:
 
 
 @compile_kernel
-def _cholesky_solve(A: _Array, r: _Array) -> _Array:
+def _cholesky_solve(A: Vector, r: Vector) -> Vector:
     """Solve A u = r for a positive definite A, which is overwritten by its factor."""
     n = len(r)
     u = r.copy()
@@ -82,7 +79,7 @@ def _cholesky_solve(A: _Array, r: _Array) -> _Array:
 
 
 @compile_kernel
-def _woodbury(Z: _Array, G: _Array, delta: float, v: _Array, factor: float) -> _Array:
+def _woodbury(Z: Vector, G: Vector, delta: float, v: Vector, factor: float) -> Vector:
     """Return factor (delta I + Z^T Z)^-1 v, where G = Z Z^T."""
     k = len(Z)
     A = G[:k, :k].copy()

@@ -194,16 +194,18 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             layout = self.codec.replies[type(message)]
         except (KeyError, TypeError, ValueError):
             raise InputError(self._describe_fault(message, result)) from None
-        kept = self._state_layout
-        if not layout.matches(replies, n) or (kept is not None and not kept.matches(states, n)):
-            raise InputError(self._describe_fault(message, result, n))
+        if fault := layout.find_fault(replies, n):
+            name, sent = type(self.method).__name__, type(message).__name__
+            raise InputError(f"{name}.client: the reply to {sent} {fault}")
+        if self._state_layout is not None:
+            self._check_states(states, n)
         size = seconds = None
         if self._is_coded:
             ranks = self._rank(clients, call)
             replies, states = self.codec.finish(message, replies, states, clients, draws, ranks)
             size = self._measure(clients, call, draws)
-            if kept is not None and not kept.matches(states, n):
-                raise InputError(self._describe_fault(message, (replies, states), n))
+            if self._state_layout is not None:
+                self._check_states(states, n)
         if self._clock is not None:
             if not hasattr(oracle, "count_each"):
                 raise InputError(
@@ -232,20 +234,20 @@ class LocalTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
         ranks = self._rank(clients, call)
         return self.codec.measure_replies(type(call.message), clients, draws, ranks)
 
-    def _describe_fault(self, message: MessageT, result: object, n: int = 0) -> str:
-        """Describe the fault in the result of `Method.client`."""
-        name, sent = type(self.method).__name__, type(message).__name__
+    def _describe_fault(self, message: MessageT, result: object) -> str:
+        """Describe the fault in the result of `Method.client`, or in the declared messages."""
+        name = type(self.method).__name__
         if not isinstance(result, tuple) or len(result) != 2:
             return f"{name}.client: must return (reply, client_state), not {type(result).__name__}"
-        if type(message) not in self.codec.replies:
-            known = ", ".join(one.__name__ for one in self.codec.replies)
-            return f"{name}: sends {sent}, but `messages` declares {known} only"
-        replies, states = result
-        fault = self.codec.replies[type(message)].find_fault(replies, n)
-        if fault:
-            return f"{name}.client: the reply to {sent} {fault}"
+        known = ", ".join(one.__name__ for one in self.codec.replies)
+        return f"{name}: sends {type(message).__name__}, but `messages` declares {known} only"
+
+    def _check_states(self, states: ClientStateT, n: int) -> None:
+        """Raise an InputError if new client states have not the declared layout."""
         assert self._state_layout is not None
-        return f"{name}.client: the new client state {self._state_layout.find_fault(states, n)}"
+        if fault := self._state_layout.find_fault(states, n):
+            name = type(self.method).__name__
+            raise InputError(f"{name}.client: the new client state {fault}")
 
     def _compute_chunks(
         self, chunks: list[Ints], call: Call[MessageT], draws: Draws, attempt: int

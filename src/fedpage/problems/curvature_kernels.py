@@ -8,6 +8,7 @@ row after row. The rows of a client are added in their order, eight at a time if
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ _ROWS = 8
 With 100 features that takes 0.95 times the time of numpy's product, four rows 1.3 times
 (benchmarks/hessian.py).
 """
-_compile: Any = compile_kernel(uses=(losses.__file__, kernels.__file__))
+_compile: Any = partial(compile_kernel, uses=(losses.__file__, kernels.__file__))
 
 
 @_inline

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +53,7 @@ _OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
 _inline: Any = njit(**_OPTIONS, inline="always")
 _1, _2 = np.uint64(1), np.uint64(2)  # a signed or 32-bit sum of indices would halve the speed
 _helper: Any = njit(**_OPTIONS)
-_compile: Any = compile_kernel(uses=(loss_file.__file__,))
+_compile: Any = partial(compile_kernel, uses=(loss_file.__file__,))
 
 
 def _by_type(choose: Callable[..., Any], classes: Any = None, **options: Any) -> Any:
