@@ -212,7 +212,7 @@ def test_the_app_that_flower_installed_is_named(monkeypatch):
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n3,4\n", "{}\n{}\n", '"x"\n', "\0\n"])
 def test_a_file_that_is_no_audit_log_is_refused_in_one_line(text, tmp_path, refused):
-    refused(["deploy", "audit", str(tmp_path / "none.jsonl")], "none.jsonl: cannot be read")
+    refused(["deploy", "audit", str(tmp_path / "none.jsonl")], "none.jsonl: there is no such file")
     (tmp_path / "x.jsonl").write_text(text)
     refused(["deploy", "audit", "x.jsonl"], "x.jsonl: not an audit log; give a node's audit.jsonl")
 

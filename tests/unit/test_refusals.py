@@ -86,7 +86,7 @@ RUN --target acuracy:0.9 -> did you mean 'accuracy'?
 RUN --target held_out_accuracy:0.9 -> hold rows out, such as with --held-out 0.2
 RUN --steps x -> 'given' or 'theory'
 RUN --devices phone -> devices: 'phone' is not a profile
-RUN --devices none.csv -> none.csv: cannot be read
+RUN --devices none.csv -> none.csv: there is no such file
 RUN --up natral -> unknown codec 'natral': did you mean 'nat
 RUN --up randk -> write randk:K
 RUN --up randk:1.5 -> k must be a whole number, or a share of d
@@ -196,7 +196,7 @@ TABLE COLUMNS --missing skip -> --missing must be 'error' or 'drop' or 'mean'
 TABLE COLUMNS --min-rows 99 -> ; lower min_rows
 TABLE COLUMNS --min-rows 6 --partition by-id -> by-id:drop or by-id:merge
 TABLE COLUMNS --objective logistic --alpha 1 -> choose logistic-l2
-TABLE COLUMNS --objective no.py@Hinge -> no such file to import the loss
+TABLE COLUMNS --objective no.py@Hinge -> no.py: there is no such file
 TABLE COLUMNS --objective mine.py@Hing -> mine.py: has no class 'Hing'
 TABLE COLUMNS --objective mine.py@Hinge-l3 -> -l2, -nonconvex
 TABLE COLUMNS --objective mine.py@VALUE -> mine.py: has no class 'VALUE'

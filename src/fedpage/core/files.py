@@ -11,8 +11,8 @@ from pathlib import Path
 from fedpage.core.errors import InputError, short_repr
 
 
-def check_file(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file to read, which may not exist yet.
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or a directory, which may not exist yet.
 
     Raises:
         InputError: It is not a path, or it names a pipe, a socket or a device, whose reading may
@@ -25,6 +25,20 @@ def check_file(path: str | os.PathLike[str]) -> Path:
         raise InputError(f"{short_repr(path)} is not the path of a file") from None
     if is_special:
         raise InputError(f"{file}: is not a regular file")
+    return file
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file; raise an InputError if it cannot be read."""
+    file = check_path(path)
+    if file.is_dir():
+        raise InputError(f"{path} is a directory; give the path of a file")
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        is_gone = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if is_gone else f"cannot be read ({error.strerror})"
+        raise InputError(f"{path}: {reason}") from None
     return file
 
 
@@ -92,8 +106,6 @@ def import_object(
         InputError: The file cannot be imported.
     """
     check_file(path)
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file to import the {noun} {name!r} from")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedpage.core.errors import InputError, did_you_mean
-from fedpage.core.files import put
-from fedpage.data.files import check_file, compression
+from fedpage.core.files import check_file, put
+from fedpage.data.files import compression
 from fedpage.data.registry import DATASETS, LibsvmFile, cache_dir, find, libsvm_file, verify
 
 
@@ -88,7 +88,7 @@ def add(files: Sequence[str | os.PathLike[str]], name: str | None = None) -> lis
     """
     if name is not None and len(files) != 1:
         raise InputError(f"--as {name} names one data set; give one file, not {len(files)}")
-    added = []
+    added: list[Added] = []
     for path in map(Path, files):
         check_file(path)
         item = _recognise(path) if name is None else libsvm_file(name)
@@ -100,15 +100,15 @@ def add(files: Sequence[str | os.PathLike[str]], name: str | None = None) -> lis
             reason = "remove the file that is there now" if present else reason
             raise InputError(f"{reason}: {error}") from None
         target = present or cache_dir() / (item.name + compression(path))
-        added.append((path, Added(item, target, present is None)))
-    for path, (_, target, is_new) in added:
+        added.append(Added(item, target, present is None))
+    for path, (_, target, is_new) in zip(map(Path, files), added, strict=True):
         if is_new:
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 put(target, path.read_bytes())
             except OSError as error:
                 raise InputError(f"{target}: cannot be written ({error.strerror})") from None
-    return [entry for _, entry in added]
+    return added
 
 
 def _recognise(path: Path) -> LibsvmFile:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpage.core.errors import InputError
-from fedpage.core.files import check_file as check_path
+from fedpage.core.files import check_file
 
 _OPENERS: dict[str, Any] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
 SUFFIXES = ("", *_OPENERS)
@@ -26,18 +26,6 @@ def table_suffix(path: Path) -> str:
     """Return the suffix of a table before compression (.csv, .tsv, .parquet, .npz), or ""."""
     suffix = Path(path.name.removesuffix(compression(path))).suffix.lower()
     return suffix if suffix in (".csv", ".tsv", ".parquet", ".npz") else ""
-
-
-def check_file(path: Path) -> None:
-    """Check that a file can be read."""
-    if check_path(path).is_dir():
-        raise InputError(f"{path} is a directory; give the path of a file")
-    try:
-        path.open("rb").close()
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_bytes(path: Path) -> bytes:

@@ -17,9 +17,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
+from fedpage.core.files import check_file
 from fedpage.core.types import Vector
 from fedpage.data.dataset import is_missing
-from fedpage.data.files import check_file, read_bytes
+from fedpage.data.files import read_bytes
 
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.files import check_file as check_path
-from fedpage.core.files import put
+from fedpage.core.files import check_file, check_path, put
 from fedpage.core.spec import Registry, parse
 from fedpage.core.types import Vector
 from fedpage.core.validate import choice, flag
 from fedpage.data import libsvm
 from fedpage.data.dataset import Dataset, Sparse, encode_labels
-from fedpage.data.files import SUFFIXES, check_file, read_bytes, table_suffix
+from fedpage.data.files import SUFFIXES, read_bytes, table_suffix
 
 if TYPE_CHECKING:
     from fedpage.data.encoding import Encoding
@@ -76,12 +75,7 @@ class LibsvmFile:
 
     def make(self) -> Dataset:
         """Load the file, if it is on this machine."""
-        found = find(self)
-        if found is None:
-            raise InputError(
-                f"{self.name!r} is not on this machine: `fedpage data fetch {self.name}`; "
-                f"{self.offline_hint}"
-            )
+        found = find_or_refuse(self)
         return _check_content(self, found, *_parse(found, self.features, True))
 
 
@@ -192,7 +186,8 @@ def find_or_refuse(item: LibsvmFile) -> Path:
     path = find(item)
     if path is None:
         raise InputError(
-            f"data set {item.name!r} is not on this machine: run `fedpage data fetch {item.name}`"
+            f"{item.name!r} is not on this machine: `fedpage data fetch {item.name}`; "
+            f"{item.offline_hint}"
         )
     return path
 

@@ -1,15 +1,4 @@
-"""Partitions whose clients differ, as the literature defines them, and shifted features.
-
-| function | definition |
-|---|---|
-| `label_shards` | McMahan et al. (2017): rows sorted by label, two shards of them for each client |
-| `dirichlet` | Yurochkin et al. (2019), by their text: p_k ~ Dir(alpha) for each label k |
-| `dirichlet_yurochkin` | the same with the limit on sizes in their code and in NIID-Bench's |
-| `dirichlet_hsu` | Hsu, Qi and Brown (2019): q_i ~ Dir(alpha p) for each client i, equal sizes |
-| `power_law` | sizes fall like rank^-exponent, labels do not differ |
-| `quantity_dirichlet` | Li et al. (2022, NIID-Bench): sizes ~ Dir(alpha), labels do not differ |
-| `shift_features` | Li et al. (2022): noise that grows with the client; and rotations |
-"""
+"""Partitions whose clients differ, as the literature defines them, and shifted features."""
 
 from __future__ import annotations
 

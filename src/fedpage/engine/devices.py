@@ -312,7 +312,7 @@ def _read_csv(path: str) -> tuple[Device, ...]:
             reader = csv.reader(stream, skipinitialspace=True, strict=True)
             names = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     known = (*_COLUMNS, "client")
     for name in (*names, *_COLUMNS):

@@ -12,7 +12,7 @@ from pathlib import Path
 import tomli_w
 
 from fedpage.core.errors import InputError
-from fedpage.core.files import put
+from fedpage.core.files import check_file, put
 from fedpage.runs.config import Settings, drop_none
 
 _FORMAT = 3
@@ -25,10 +25,7 @@ def read(path: str | os.PathLike[str]) -> Settings:
     Raises:
         InputError: If the file cannot be read, or is not TOML.
     """
-    from fedpage.data.files import check_file  # it imports numpy, which takes time
-
-    check_file(Path(path))
-    return loads(Path(path).read_bytes(), os.fspath(path))
+    return loads(check_file(path).read_bytes(), os.fspath(path))
 
 
 def loads(text: str | bytes, source: str) -> Settings:

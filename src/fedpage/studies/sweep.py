@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
-from fedpage.core.files import check_file
+from fedpage.core.files import check_path
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, StopRule
@@ -95,7 +95,7 @@ def study_of_methods(
     study = Study({"problem": problem}, tables, seeds=seeds, store=None, **settings)
     study.stop = stop
     if out is not None:
-        root = check_file(out).absolute()  # a worker may have been started in another directory
+        root = check_path(out).absolute()  # a worker may have been started in another directory
         study.plans = {
             key: replace(plan, place=root / f"{key.method}-seed{key.seed}")
             for key, plan in study.plans.items()

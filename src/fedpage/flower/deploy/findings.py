@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpage.core.errors import InputError
-from fedpage.core.files import check_file
+from fedpage.core.files import check_path
 
 _SHOWN = 6
 """Names of a directory's files that are shown where one is missing."""
@@ -63,7 +63,7 @@ def require_file(path: Path) -> None:
         CheckFailed: There is none.
         InputError: It is a pipe, a device or the like.
     """
-    check_file(path)
+    check_path(path)
     if path.is_file():
         return
     if path.is_dir():
