@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,16 +40,15 @@ from fedpage.methods.schedules import at_round, schedules_of
 
 _NO_CLIENTS: Ints = np.empty(0, dtype=np.int64)
 _NO_SECONDS: Vector = np.empty(0)
-_SMALL_TABLE = 1 << 26
-"""Tables of fewer bytes are left to numpy."""
 
 
 class ClientStates(Generic[ClientStateT]):
-    """Keep every client's state: a table (N, d) for each field, zero until it is first written.
+    """Keep the states of the clients that have one, zero until it is first written.
 
-    The operating system assigns memory to the rows that are written, so a million clients of whom
-    a thousand were called cost a thousand rows. `type_` is the method's `client_state`, which may
-    be None, and `device` keeps the tables, if not the host.
+    They are in a table for each field, a row for each client in the order of their first calls. So
+    a million clients of whom a thousand were called cost a thousand rows, which lie side by side.
+    `type_` is the method's `client_state`, which may be None, and `device` keeps the tables, if not
+    the host.
     """
 
     def __init__(
@@ -61,57 +59,58 @@ class ClientStates(Generic[ClientStateT]):
         dtype: DType,
         device: DeviceArrays | None = None,
     ) -> None:
-        self._device = device
         self._type: Callable[..., ClientStateT] | None = type_
-        try:
-            names = () if type_ is None else field_names(type_)
-            zeros = partial(_zeros, dtype=dtype) if device is None else device.zeros
-            self._tables: list[Any] = [zeros(N, d) for _ in names]
-            self._written = np.zeros(N if names else 0, dtype=bool)
-        except (MemoryError, OSError, OverflowError, ValueError, RuntimeError):
-            raise InputError(
-                f"the states of {N} clients with {d} numbers each do not fit in memory; "
-                "use fewer clients"
-            ) from None
+        self._d, self._dtype, self._device = d, dtype, device
+        names = () if type_ is None else field_names(type_)
+        self._tables = [self._make_table(1) for _ in names]
+        self._places: Ints = np.full(N if names else 0, -1, dtype=np.int64)
+        """(N,) the row of each client in the tables, or -1."""
+        self._count = 0
+
+    def _make_table(self, rows: int) -> Any:
+        if self._device is not None:
+            return self._device.zeros(rows, self._d)
+        return np.zeros((rows, self._d), self._dtype)
 
     def get(self, clients: Ints) -> ClientStateT:
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
             return None  # type: ignore[return-value]  # ClientStateT is None then
-        if self._device is None:
-            return self._type(*[table.take(clients, axis=0) for table in self._tables])
-        return self._type(*[table[clients] for table in self._tables])
+        places = self._places[clients]
+        on_host = self._device is None  # where `take` is faster
+        parts = [table.take(places, axis=0) if on_host else table[places] for table in self._tables]
+        if self._count < len(self._places):
+            for part in parts:
+                part[np.flatnonzero(places < 0)] = 0.0
+        return self._type(*parts)
 
     def put(self, clients: Ints, client_states: ClientStateT) -> None:
         """Store the new states of some clients, (n, d) each."""
-        if client_states is not None:
-            for table, rows in zip(self._tables, client_states, strict=True):
-                table[clients] = rows
-            self._written[clients] = True
+        if client_states is None:
+            return
+        if self._count < len(self._places):
+            self._add_rows(clients[self._places[clients] < 0])
+        places = self._places[clients]
+        for table, rows in zip(self._tables, client_states, strict=True):
+            table[places] = rows
+
+    def _add_rows(self, new: Ints) -> None:
+        """Give rows to clients that have none, and make twice as many if they do not suffice."""
+        old, self._count = self._count, self._count + len(new)
+        if self._count > len(self._tables[0]):
+            size = min(2 * self._count, len(self._places))
+            for i, table in enumerate(self._tables):
+                self._tables[i] = self._make_table(size)
+                self._tables[i][:old] = table[:old]
+        self._places[new] = np.arange(old, self._count)
 
     def get_all(self) -> ClientStateT:
-        """Return all N clients' states, (N, d) each; None if the method keeps none."""
-        if self._type is None:
-            return None  # type: ignore[return-value]  # ClientStateT is None then
-        return self._type(*self._tables)
+        """Return copies of all N clients' states, (N, d) each; None if the method keeps none."""
+        return self.get(np.arange(len(self._places)))
 
     def find_written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""
-        return np.flatnonzero(self._written)
-
-
-def _zeros(N: int, d: int, dtype: DType) -> Vector:
-    """Return zeros (N, d) that take memory in small pages, as they are written.
-
-    numpy asks for pages of 2 MiB, so that a row here and there would take all of the table.
-    """
-    size = N * d * dtype.itemsize
-    if size < _SMALL_TABLE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
-        return np.zeros((N, d), dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    table: Vector = np.ndarray((N, d), dtype, memory)
-    return table
+        return np.flatnonzero(self._places >= 0)
 
 
 class LateReply(NamedTuple):
