@@ -21,7 +21,7 @@ from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
 from fedpage.studies import trials as trial_files
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
-from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, ask, run_trial
+from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, run_trial
 from fedpage.studies.tuning_result import coordinate
 from fedpage.theory.planner import TimeModel
 
@@ -300,18 +300,18 @@ def test_seconds_are_estimated_for_each_client_in_turn(problem):
 
 
 def test_a_run_ends_at_its_cap_at_the_target_or_at_a_deadline(problem):
-    asked, page = question(limit=5000.0), fp.PAGE(S=5)
+    asked, page = question(), fp.PAGE(S=5)
     spec = asked.make_spec(problem, page, 0)
-    whole, _ = run_trial(spec, asked, math.inf)
+    whole, _ = run_trial(spec, asked, 5000.0)
     assert not whole.capped
     assert whole.cost <= whole.spent < 5000
     short, _ = run_trial(spec, asked, 0.5 * whole.cost)
     assert (short.capped, short.cost) == (True, math.inf)
     assert 0.5 * whole.cost <= short.spent < whole.spent
-    far, _ = run_trial(asked.make_spec(problem, fp.PAGE(S=5, eta_g=1e9), 0), asked, math.inf)
+    far, _ = run_trial(asked.make_spec(problem, fp.PAGE(S=5, eta_g=1e9), 0), asked, 5000.0)
     assert (far.cost, far.capped) == (math.inf, False)
     lazy = dataclasses.replace(asked, gradients=100.0)
-    unfinished, _ = run_trial(lazy.make_spec(problem, page, 0), lazy, math.inf)
+    unfinished, _ = run_trial(lazy.make_spec(problem, page, 0), lazy, 5000.0)
     assert unfinished.cost == math.inf
     assert run_trial(spec, asked, math.inf, deadline=0.0) is None
     never, tiny = question(1e-300, rounds=10**7), fp.PAGE(S=5, eta_g=1e-6)
@@ -322,7 +322,7 @@ def test_a_run_ends_at_its_cap_at_the_target_or_at_a_deadline(problem):
 
 
 def test_a_stored_trial_answers_for_smaller_caps_only(problem):
-    trials, method = Trials(problem, question(limit=5000.0)), fp.PAGE(S=5)
+    trials, method = Trials(problem, question(), limit=5000.0), fp.PAGE(S=5)
     (whole,) = trials.run([(method, 0, math.inf)])
     (seen,) = trials.run([(method, 0, 0.5 * whole.spent)])
     assert (seen.cost, seen.capped, trials.done) == (math.inf, True, 1)
@@ -418,7 +418,8 @@ def test_any_recorded_column_is_a_target():
     assert found.goal == "rounds to accuracy 0.8"
     history = fp.simulate(measured, found.method, rounds=60, seed=HELD_OUT_SEED)
     assert history.reached("accuracy:0.8,hold=0")
-    asked = ask(measured, "gap:0.01", "rounds", rounds=1, record_every=1).target
+    gap = Question(fp.Target.parse("gap:0.01"), Cost.parse("rounds"))
+    asked = gap.checked(measured).target
     assert asked.column == "loss"
     assert asked.value == pytest.approx(fp.theory.reference(measured).loss + 0.01, abs=1e-9)
 
