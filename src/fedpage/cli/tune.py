@@ -93,7 +93,7 @@ def tune(
             costs=link.costs(), devices=devices, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     output.print_table(found.candidates())
-    for line in found.findings(fixed):
+    for line in found.notes:
         output.print_line(line)
     about = f"{found.name}, {found.goal}"
     print(f"Picture: {search_panels(found.points, out / 'search.png', about)}")

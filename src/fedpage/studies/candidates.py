@@ -30,6 +30,7 @@ class Candidate:
         name: Its name on the command line.
         entry: Its entry of the registry.
         method: The settings that its search starts from, and later the best ones.
+        given: The hyper-parameters that the user gave, which keep their values.
         demands: What a deployment must know: client states, assumptions that do not hold here.
         probe: A run of one round with the first settings.
         searched: The hyper-parameters that were searched, "step" and "rho" among them.
@@ -51,6 +52,7 @@ class Candidate:
     name: str
     entry: MethodEntry
     method: Tunable
+    given: tuple[str, ...] = ()
     demands: tuple[str, ...] = ()
     probe: History = field(default_factory=History, compare=False, repr=False)
     searched: tuple[str, ...] = ()
@@ -158,7 +160,8 @@ def list_candidates(
         except InputError as error:
             left_out[name] = str(error)
             continue
-        candidates.append(Candidate(name, entry, method, _demands(entry, problem), probe))
+        demands = _demands(entry, problem)
+        candidates.append(Candidate(name, entry, method, demands=demands, probe=probe))
     if not candidates:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(f"no method can run on this problem: {reasons}")

@@ -22,7 +22,7 @@ from fedpage.core.errors import InputError
 from fedpage.runs import build
 from fedpage.studies.candidates import Candidate
 from fedpage.studies.search import Search
-from fedpage.studies.space import Axis, Point, Tunable, search_space
+from fedpage.studies.space import Axis, Point, search_space
 from fedpage.studies.trials import SearchEnded, Trial, Trials
 
 LIMIT = 3.0
@@ -69,6 +69,7 @@ class Contender(Search):
 
     Attributes:
         candidate: The method.
+        screening: The settings that run on the first seed at first.
         cost: The median cost of its best settings in the last comparison.
         value: The median of their best values of the target's column.
     """
@@ -77,22 +78,15 @@ class Contender(Search):
         axes = search_space(candidate.method, trials.problem, codecs=codecs)
         design = _first_design(axes)
         super().__init__(trials, candidate.method, axes, seeds=1, design=design)
+        self._tried = {p: 1 for p in self.design if self.method_at(p) is not None}
+        self.screening = [self.method_at(point) for point in self._tried]
         self.candidate = candidate
         self._worst = -math.inf if trials.higher else math.inf
         self.cost, self.value = math.inf, self._worst
 
-    def screened(self) -> dict[Point, Trial]:
-        """Return the settings of the screening that have run on the first seed."""
-        methods = {p: method for p in self.design if (method := self.method_at(p)) is not None}
-        found = {point: self.trials.find(method, 1) for point, method in methods.items()}
-        return {point: trials[0] for point, trials in found.items() if trials}
-
-    @property
-    def best(self) -> Tunable:
-        """The method with its best settings so far."""
-        screened = self.screened() if self.incumbent is None else {}
-        point = min(screened, key=lambda p: self.rank(p, screened[p]), default=self.incumbent)
-        return self.method if point is None else self.method_at(point)
+    def screened(self) -> list[Trial]:
+        """Return the trials of the screening."""
+        return [trial for m in self.screening for trial in self.trials.find(m, 1)]
 
     def prefer_defaults(self) -> None:
         """Return to the method's defaults, codecs aside, unless tuning saves enough."""
@@ -257,15 +251,15 @@ class Halving:
         return is_more
 
     def _screened(self) -> list[Trial]:
-        return [trial for each in self.contenders for trial in each.screened().values()]
+        return [trial for each in self.contenders for trial in each.screened()]
 
     def _reached(self) -> list[Trial]:
         return [trial for trial in self._screened() if math.isfinite(trial.cost)]
 
     def _try(self, part: slice) -> None:
-        """Run a part of every method's first design on the first seed."""
-        methods = [each.method_at(p) for each in self.contenders for p in each.design[part]]
-        self._trials.run([(method, 0, math.inf) for method in methods if method is not None])
+        """Run a part of every method's settings of the screening on the first seed."""
+        methods = [method for each in self.contenders for method in each.screening[part]]
+        self._trials.run([(method, 0, math.inf) for method in methods])
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
@@ -301,7 +295,7 @@ class Halving:
         """Eliminate methods that ran the same runs as another: they are the same method here."""
         seen: dict[tuple[tuple[float, float, int], ...], Contender] = {}
         for contender in sorted(self.contenders, key=lambda each: -len(each.axes)):
-            ran = sorted((t.spent, t.best, t.rounds) for t in contender.screened().values())
+            ran = sorted((t.spent, t.best, t.rounds) for t in contender.screened())
             other = seen.setdefault(tuple(ran), contender)
             if other is not contender and len(ran) > 1:
                 self._eliminate(contender, f"the same as {other.candidate.label} here")

@@ -128,8 +128,8 @@ class Search:
 
     @property
     def best(self) -> Tunable:
-        """The incumbent's method. Before there is one, the best candidate on its seeds."""
-        return self.scores()[0][0] if self.incumbent is None else self.method_at(self.incumbent)
+        """The incumbent's method. Before there is one, the best that has run, or the first."""
+        return next((method for method, _ in self.scores()), self.method)
 
     def edges(self) -> tuple[str, ...]:
         """List the axes on which the incumbent is at an end that is not a natural bound."""
@@ -291,7 +291,10 @@ class Search:
         A search that was cut before it had an incumbent compares with the best candidate.
         """
         sign, first = -1.0 if self.trials.higher else 1.0, self.incumbent
-        ran = {p: self.trials.find(self.method_at(p), n) for p, n in self._tried.items()}
+        methods = {point: m for point in self._tried if (m := self.method_at(point)) is not None}
+        ran = {
+            p: found for p, m in methods.items() if (found := self.trials.find(m, self._tried[p]))
+        }
         if first not in ran:
             own = {p: _score(trials, trials) for p, trials in ran.items()}
             keys = {p: (-s.seeds, s.cost, sign * s.best) for p, s in own.items()}

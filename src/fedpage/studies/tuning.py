@@ -159,7 +159,8 @@ def tune(
         cut = "The search was cut; more time or runs may change the result."
     if not found.scores():
         raise InputError("the search ended before its first runs; give it more time or more runs")
-    winner = Candidate(*find_entry(method), method, rounds=rounds).with_search(found)
+    winner = Candidate(*find_entry(method), method, tuple(given), rounds=rounds)
+    winner = winner.with_search(found)
     held_out, ranked = 0, [winner]
     if any(math.isfinite(each.cost) for each in trials.find(winner.method, seeds)):
         trials.max_runs, trials.deadline = None, math.inf
@@ -316,17 +317,19 @@ def _evaluate(
             rows.append(trials.run([(each.method, seed, math.inf) for each in results]))
         except SearchEnded:
             break
-    found = dict(zip(map(str, range(len(results))), zip(*rows, strict=True), strict=True))
+    found = {each.name: own for each, own in zip(results, zip(*rows, strict=True), strict=True)}
     samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in found.items()}
-    return len(rows), [
-        replace(
-            results[int(place.name)],
-            sample=place.sample,
-            at_end=sum(trial.at_end for trial in found[place.name]),
-            value=median(trial.value for trial in found[place.name]),
-            rounds=max(trial.rounds for trial in found[place.name]),
-            is_tied=place.is_tied,
-            p_value=place.p_value,
+    places = {place.name: place for place in ranking(samples)}
+    evaluated = {
+        each.name: replace(
+            each,
+            sample=samples[each.name],
+            at_end=sum(trial.at_end for trial in found[each.name]),
+            value=median(trial.value for trial in found[each.name]),
+            rounds=max(trial.rounds for trial in found[each.name]),
+            is_tied=places[each.name].is_tied,
+            p_value=places[each.name].p_value,
         )
-        for place in ranking(samples)
-    ]
+        for each in results
+    }
+    return len(rows), [evaluated[name] for name in places]
