@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fedpage.core.capabilities import is_convex
@@ -14,6 +14,7 @@ from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import default_method
+from fedpage.report.search_plot import format_setting
 from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
@@ -98,10 +99,15 @@ class Candidate:
         return " ".join(f"{name}={text}" for name, text in build.hyper_words(self.method).items())
 
     @property
+    def changes(self) -> dict[str, str]:
+        """Its hyper-parameters that are not defaults, in short words."""
+        given = ((each, getattr(self.method, each.name)) for each in fields(self.method))
+        return {f.name: format_setting(f.name, value) for f, value in given if value != f.default}
+
+    @property
     def settings(self) -> str:
-        """Its hyper-parameters that are not defaults, in short."""
-        words = build.hyper_words(self.method).items()
-        return " ".join(f"{name}={_shorten(text)}" for name, text in words) or "defaults"
+        """Its hyper-parameters that are not defaults, in one line."""
+        return " ".join(f"{name}={text}" for name, text in self.changes.items()) or "defaults"
 
     @property
     def is_reached(self) -> bool:
@@ -111,13 +117,6 @@ class Candidate:
     def describe(self, unit: str) -> str:
         """Return the cost on the held-out seeds in one line."""
         return "not evaluated" if self.sample is None else self.sample.text(unit)
-
-
-def _shorten(text: str) -> str:
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
 
 
 def list_candidates(

@@ -284,12 +284,10 @@ class Halving:
         if math.isfinite(first.cost):
             return
         more = "allow more time with --budget" if self.cut else "allow more rounds"
-        if not math.isfinite(first.value):
-            raise InputError(f"no run came near {question.target.title} in the time; {more}")
-        raise InputError(
-            f"no method reached {question.target.title}; the best was {first.value:.4g}, by "
-            f"{first.candidate.label}; {more}, or choose an easier target"
-        )
+        name, value = first.candidate.label, first.value
+        best = f"; the best was {value:.4g}, by {name}" if math.isfinite(value) else ""
+        title = question.target.title
+        raise InputError(f"no method reached {title}{best}; {more}, or choose an easier target")
 
     def _eliminate_equal(self) -> None:
         """Eliminate methods that ran the same runs as another: they are the same method here."""

@@ -172,12 +172,9 @@ def parse_budget(budget: str | float) -> float:
     (300.0, 20.0)
     """
     seconds: float | None = None
-    if isinstance(budget, str):
-        with contextlib.suppress(InputError):
-            seconds = parse_interval(budget)[1]
-    elif 0 < as_number(budget) < math.inf:
-        seconds = float(budget)
-    if seconds is None:
+    with contextlib.suppress(InputError):
+        seconds = parse_interval(budget)[1] if isinstance(budget, str) else as_number(budget)
+    if seconds is None or not 0 < seconds < math.inf:
         raise InputError(
             f"the budget must be a time such as 60s, 5m or 1h, not {short_repr(budget)}"
         )

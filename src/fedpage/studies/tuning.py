@@ -99,7 +99,7 @@ def tune(
             defaults.
         fixed_grid: Whether the lists of `search` are complete.
         codecs: Whether to search codecs too. If None, they are searched if bytes, bits or
-            simulated seconds count and `search` is not given.
+            simulated seconds count. They are not searched if `search` is given.
         rounds: The length of a run: the limit is the cost of so many rounds of the method. A run
             with cheaper rounds may take more of them, up to ten times as many, and may compute up
             to ten times as many gradients.
@@ -159,8 +159,8 @@ def tune(
         cut = "The search was cut; more time or runs may change the result."
     if not found.scores():
         raise InputError("the search ended before its first runs; give it more time or more runs")
-    winner = Candidate(*find_entry(method), method, tuple(given), rounds=rounds)
-    winner = winner.with_search(found)
+    start = Candidate(*find_entry(method), method, tuple(given), rounds=rounds)
+    winner = start.with_search(found)
     held_out, ranked = 0, [winner]
     if any(math.isfinite(each.cost) for each in trials.find(winner.method, seeds)):
         trials.max_runs, trials.deadline = None, math.inf
@@ -237,12 +237,10 @@ def choose(
         budget: The time for the search and the evaluation: "60s", "5m", "1h", or seconds.
         methods: Names of methods, or methods to start from. If None, all that apply.
         stateless: Whether to leave out methods whose clients keep a state.
-        codecs: Whether to search codecs too. If None, they are searched if bytes, bits or
-            simulated seconds count.
+        codecs: Whether to search codecs too, as in `tune`.
         seeds: The seeds of the last stage; each is paired over all candidates.
         held_out_seeds: The number of other seeds, on which the last methods are evaluated.
-        record_every: Rounds between records, fewer if the best method needs few rounds. Costs
-            are interpolated between records.
+        record_every: Rounds between records, fewer if the best method needs few rounds.
         rounds: The most rounds of a run.
         jobs: The most processes, for runs that are long enough for several. If None, joblib's
             current backend decides.
@@ -317,19 +315,18 @@ def _evaluate(
             rows.append(trials.run([(each.method, seed, math.inf) for each in results]))
         except SearchEnded:
             break
-    found = {each.name: own for each, own in zip(results, zip(*rows, strict=True), strict=True)}
-    samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in found.items()}
-    places = {place.name: place for place in ranking(samples)}
-    evaluated = {
-        each.name: replace(
-            each,
-            sample=samples[each.name],
-            at_end=sum(trial.at_end for trial in found[each.name]),
-            value=median(trial.value for trial in found[each.name]),
-            rounds=max(trial.rounds for trial in found[each.name]),
-            is_tied=places[each.name].is_tied,
-            p_value=places[each.name].p_value,
+    ran = {each.name: own for each, own in zip(results, zip(*rows, strict=True), strict=True)}
+    samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in ran.items()}
+    named = {each.name: each for each in results}
+    return len(rows), [
+        replace(
+            named[place.name],
+            sample=place.sample,
+            at_end=sum(trial.at_end for trial in ran[place.name]),
+            value=median(trial.value for trial in ran[place.name]),
+            rounds=max(trial.rounds for trial in ran[place.name]),
+            is_tied=place.is_tied,
+            p_value=place.p_value,
         )
-        for each in results
-    }
-    return len(rows), [evaluated[name] for name in places]
+        for place in ranking(samples)
+    ]

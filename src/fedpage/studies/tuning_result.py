@@ -12,9 +12,9 @@ from fedpage.core.columns import describe_column, list_axes
 from fedpage.core.types import HyperParameter
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
+from fedpage.report.search_plot import format_setting
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Table
-from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.studies.candidates import Candidate
 from fedpage.studies.space import Tunable
@@ -158,42 +158,37 @@ class Tuning:
 
     def candidates(self, most: int = 8) -> Table:
         """Return a table of the best settings that were tried for the recommended method."""
-        shown, unit = self.recommended.scores[:most], self.question.cost.column.unit
-        words = [_describe_values(method) for method, _ in shown]
+        chosen, unit = self.recommended, self.question.cost.column.unit
+        shown = chosen.scores[:most]
         names = [
             name
-            for name in _describe_values(self.method)
-            if name in self._changes or len({each[name] for each in words}) > 1
+            for name in (each.name for each in fields(chosen.method))
+            if name in chosen.changes or len({str(getattr(m, name)) for m, _ in shown}) > 1
         ]
         label = describe_column(self.question.target.column).label
         head = (*names, self.goal.partition(" ")[0], f"best {label}", "over winner", "seeds")
         rows = []
-        for each, (_, score) in zip(words, shown, strict=True):
+        for method, score in shown:
             paid = format_cost(score.cost, unit) if math.isfinite(score.cost) else "not reached"
             ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
-            values = (each[name] for name in names)
+            values = (format_setting(name, getattr(method, name)) for name in names)
             rows.append((*values, paid, f"{score.best:.3g}", ratio, str(score.seeds)))
         caption = f"{self.goal}: medians over the seeds of the search"
         return replace(Table.of_texts(head, rows), caption=caption, align="r" * len(head))
-
-    @property
-    def _changes(self) -> dict[str, str]:
-        """The recommended method's hyper-parameters that are not the defaults, in words."""
-        defaults = {each.name: each.default for each in fields(self.method)}
-        return {
-            name: f"{name} = {text} (default {_write_value(defaults[name], name)})"
-            for name, text in _describe_values(self.method).items()
-            if getattr(self.method, name) != defaults[name]
-        }
 
     @property
     def notes(self) -> list[str]:
         """Lines on the settings or the eliminations, the search, the evaluation, and the advice."""
         if len(self.ranking) > 1:
             return [*self.eliminations(), self.effort, f"Recommended: {self.reason}"]
-        chosen, changes, lines = self.recommended, self._changes, self.eliminations()
+        chosen, lines = self.recommended, self.eliminations()
+        defaults = {each.name: each.default for each in fields(chosen.method)}
         for title, is_given in (("Chosen", False), ("Given", True)):
-            words = [text for name, text in changes.items() if (name in chosen.given) == is_given]
+            words = [
+                f"{name} = {text} (default {format_setting(name, defaults[name])})"
+                for name, text in chosen.changes.items()
+                if (name in chosen.given) == is_given
+            ]
             lines += [f"{title}: {', '.join(words)}"] if words else []
         lines.append(f"Searched: {', '.join(chosen.searched)}. {self.effort}")
         if chosen.sample is not None:
@@ -253,7 +248,7 @@ class Tuning:
             needs = f"needs {times:{'.2g' if times >= 1.05 else '.3f'}} times as much"
             needs = needs if behind.is_reached else "does not reach the target in the median"
             parts.append(f"{behind.label}, the next, {needs}.")
-        tuned = "" if build.hyper_words(chosen.method) else ", with the defaults and without tuning"
+        tuned = "" if chosen.changes else ", with the defaults and without tuning"
         parts.append(
             f"The clients of {chosen.label} keep {'no' if chosen.is_stateless else 'a'} state, "
             f"and the server needs only the mean of their replies{tuned}."
@@ -307,21 +302,6 @@ class Tuning:
 
     def __str__(self) -> str:
         return self.table().to_text()
-
-
-def _describe_values(method: Tunable) -> dict[str, str]:
-    """Return all hyper-parameters of a method in short words."""
-    return {
-        each.name: _write_value(getattr(method, each.name), each.name) for each in fields(method)
-    }
-
-
-def _write_value(value: object, name: str) -> str:
-    """Write a hyper-parameter's value in short; None is every client or row, or follows a rule."""
-    if value is None:
-        return "all" if name[:1] in ("b", "S") else "by rule"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:.4g}" if is_number else str(value)
 
 
 def join(words: Sequence[str]) -> str:
