@@ -202,18 +202,15 @@ def test_planted_values_of_other_hyper_parameters_are_found():
     assert "K=40" in found.first.settings
 
 
-def test_a_search_that_is_cut_says_so():
+def test_a_search_that_is_cut_says_so_and_compares_with_the_best():
     cut = fp.tune(quadratic(0.01), DESCENT, max_runs=7, **STEP_ONLY)
     assert cut.runs <= 7 + 2  # of the evaluation
     assert cut.first.sample is not None
     assert not cut.first.is_local_optimum
     assert "before a local optimum" in cut.advice
     assert "cut" in cut.effort
-
-
-def test_a_search_that_is_cut_before_an_incumbent_compares_with_the_best():
-    cut = fp.tune(quadratic(), DESCENT, max_runs=5, **STEP_ONLY)
-    (_, best), (_, second), *_ = cut.first.scores
+    early = fp.tune(quadratic(), DESCENT, max_runs=5, **STEP_ONLY)  # before an incumbent
+    (_, best), (_, second), *_ = early.first.scores
     assert best.ratio == 1
     assert second.ratio == pytest.approx(second.cost / best.cost)
     assert second.ratio > 2
@@ -238,12 +235,10 @@ def test_the_better_candidates_get_more_seeds_and_runs_are_paired(problem):
     assert found.first.scores[0][0] == found.method
     full = [score.ratio for score in scores if score.seeds == 5]
     assert min(full) >= 0.98  # no neighbour is better by more than the margin
-    paid = [
-        fp.simulate(problem, found.method, rounds=300, seed=seed).cost_to(
-            "grad_norm:0.04,hold=0", "round"
-        )
-        for seed in (*range(5), *found.held_out_seeds)
-    ]
+    paid = []
+    for seed in (*range(5), *found.held_out_seeds):
+        run = fp.simulate(problem, found.method, rounds=300, seed=seed)
+        paid.append(run.cost_to("grad_norm:0.04,hold=0", "round"))
     assert scores[0].cost == sorted(paid[:5])[2]
     assert found.first.sample.costs == tuple(paid[5:])
 
@@ -251,46 +246,34 @@ def test_the_better_candidates_get_more_seeds_and_runs_are_paired(problem):
 # Runs and their costs
 
 
-def make_run(rounds, values, *, column="grad_norm", loss=None):
-    history = fp.History({"problem": {"metrics": {"score": True}}})
-    for number, (done, value) in enumerate(zip(rounds, values, strict=True)):
-        row = {"round": done, "loss": 1.0 - 0.01 * number if loss is None else loss[number]}
-        history.append(row | {column: value, "bytes_up": 10.0 * done, "bytes_down": 0.0})
-    return history
-
-
 @pytest.mark.parametrize(
-    ("target", "cost", "paid"),
+    ("rounds", "values", "target", "paid"),
     [
-        ("0.01", "round", 15),
-        ("0.01", "bytes", 150),
-        ("0.1", "round", 10),
-        ("1e-9", "round", math.inf),
-        ("2.0", "round", 0),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "0.01", 15),  # the logarithm is interpolated
+        ((0, 10, 20), (1.0, 0.1, 0.001), "0.1", 10),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "1e-9", math.inf),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "2.0", 0),
+        ((0, 10), (0.0, 1.0), "score:0.3", 3),  # higher is better
+        ((0, 10), (1.0, 0.0), "0.5", 5),
+        ((0, 10, 20), (1.0, 1e-9, 0.001), "0.01", 20),  # f(x) > f(x0) before
+        ((0, 1, 2), (1.0, 0.5, 0.1), "0.2", 2),  # nothing is between rounds
     ],
 )
-def test_costs_between_records(target, cost, paid):
-    run = make_run([0, 10, 20], [1.0, 0.1, 0.001])
-    assert run.cost_to(f"{target},hold=0", cost) == pytest.approx(paid)
-
-
-def test_a_cost_counts_scores_upwards_and_only_where_the_loss_has_not_grown():
-    score = make_run([0, 10], [0.0, 1.0], column="score")
-    assert score.cost_to("score:0.3,hold=0", "round") == pytest.approx(3)
-    far = make_run([0, 10, 20], [1.0, 1e-9, 0.001], loss=[1.0, 50.0, 0.5])
-    assert far.cost_to("grad_norm:0.01,hold=0", "round") == 20  # f > f(x0) before
-    assert make_run([0, 10], [1.0, 0.0]).cost_to("0.5,hold=0", "round") == 5
-    assert make_run([0, 1, 2], [1.0, 0.5, 0.1]).cost_to("0.2,hold=0", "round") == 2  # no parts
+def test_costs_between_records(rounds, values, target, paid):
+    history = fp.History({"problem": {"metrics": {"score": True}}})
+    for done, value in zip(rounds, values, strict=True):
+        loss = 50.0 if value == 1e-9 else 1.0
+        row = {"round": done, "loss": loss, "grad_norm": value, "score": value}
+        history.append(row | {"bytes_up": 10.0 * done, "bytes_down": 0.0})
+    assert history.cost_to(f"{target},hold=0", "round") == pytest.approx(paid)
+    assert history.cost_to(f"{target},hold=0", "bytes") == pytest.approx(10 * paid)
 
 
 def test_seconds_are_estimated_for_each_client_in_turn(problem):
     history = fp.simulate(problem, fp.FedPAGE(S=5), rounds=300, seed=0)
     target = "grad_norm:0.05,hold=0"
-    for link, column in (
-        (TimeModel(latency=2.0), "round"),
-        (TimeModel(gradient=2.0), "gradients_per_client"),
-    ):
-        paid = question(0.05, "seconds", link=link).cost_of(history)
+    for name, column in (("latency", "round"), ("gradient", "gradients_per_client")):
+        paid = question(0.05, "seconds", link=TimeModel(**{name: 2.0})).cost_of(history)
         assert paid == pytest.approx(2 * history.cost_to(target, column))
     link = TimeModel(uplink=4.0, downlink=2.0)
     each = history["bytes_up"] / 4.0 + history["bytes_down"] / 2.0
