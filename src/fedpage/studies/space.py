@@ -192,9 +192,7 @@ def with_codecs(method: Tunable, fixed: Collection[str] = ()) -> Tunable:
         fixed: Hyper-parameters that keep their values.
     """
     for name, texts in FIRST_CODECS.items():
-        if not hasattr(method, name) or name in fixed:
-            continue
-        for text in texts:
+        for text in texts if hasattr(method, name) and name not in fixed else ():
             with contextlib.suppress(InputError):
                 method = dataclasses.replace(method, **{name: text})
                 break
