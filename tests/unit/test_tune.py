@@ -454,13 +454,18 @@ def test_tune_writes_a_file_that_repeats_its_runs(tuned, run, tmp_path):
     assert " 0 runs and " in tuned(words)
 
 
-def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(tuned, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "written"), [("accuracy:0.76212345", "accuracy:0.76212345"), ("gap:0.05", "loss:")]
+)
+def test_tune_writes_its_target_with_all_digits_and_a_gap_as_a_loss(
+    tuned, tmp_path, target, written
+):
     tuned(
-        "page --seeds 1 --held-out-seeds 2 --rounds 200 --target accuracy:0.76212345 "
+        f"page --seeds 1 --held-out-seeds 2 --rounds 200 --target {target} "
         "--search step=0.5,1,2 --objective logistic-l2 --alpha 0.1234567"
     )
     command = read_run_command(tmp_path / "tuned" / "run.toml", [])
-    assert str(command.run.target) == "accuracy:0.76212345"
+    assert str(command.run.target).startswith(written)
     assert command.problem.alpha == 0.1234567
 
 
