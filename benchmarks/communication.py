@@ -104,11 +104,11 @@ def tuned(
     unit = 8 * problem.d if entrant.codecs else 1
     called = getattr(method, "S", None) or problem.N
     question = Question(
-        Target(case.column, target), Cost.parse(entrant.cost), limit=terms.limits[place] * unit,
+        Target(case.column, target), Cost.parse(entrant.cost),
         record_every=max(1, round(terms.between[place] / called)), rounds=1_000_000,
     )  # fmt: skip
-    store = out / case.name / "trials.jsonl"
-    trials = Trials(problem, question, store=store, max_runs=terms.runs)
+    store, limit = out / case.name / "trials.jsonl", terms.limits[place] * unit
+    trials = Trials(problem, question, limit, store=store, max_runs=terms.runs)
     axes = axes_of(entrant, method, problem, only)
     start = tuple(axis.start for axis in axes.values())
     design = [start]

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 import fedpage as fp
+from fedpage.core.columns import Cost
 from fedpage.core.types import Smoothness
 from fedpage.methods.fair import default_method
 from fedpage.runs import build
@@ -30,7 +31,7 @@ from fedpage.runs.config import ProblemConfig
 from fedpage.studies.search import CAP, Search
 from fedpage.studies.space import Axis, search_space
 from fedpage.studies.statistics import CostSample
-from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, ask
+from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials
 from fedpage.studies.tuning import limit_runs, tune
 from fedpage.studies.tuning_result import Tuning, coordinate
 
@@ -217,15 +218,13 @@ class Box:
 
 def propose(
     kind: str,
-    question: Question,
-    problem: Any,
+    trials: Trials,
     method: Any,
     axes: Mapping[str, Axis],
     runs: int,
     seed: int,
 ) -> tuple[Any, int]:
     """Search by random or by Optuna's proposals until they have taken at least `runs` runs."""
-    trials = Trials(problem, question)
     box = Box(Search(trials, method, axes), axes)
     rng = np.random.default_rng(seed)
     study: Any = None
@@ -271,17 +270,19 @@ def compare(repeats: int, only: str) -> None:
             method = default_method(entry, {}, problem)
         axes = search_space(method, problem)
         options: dict[str, Any] = {"target": contest.target, "cost": contest.cost, "rounds": 500}
-        question = limit_runs(ask(problem, **options, record_every=10), problem, method)
+        asked = Question(fp.Target.parse(contest.target), Cost.parse(contest.cost), rounds=500)
+        question, limit = limit_runs(asked.checked(problem), problem, method)
         began = time.perf_counter()
         found = tune(problem, method, fixed=(), codecs=False, held_out_seeds=20, **options)
         line(contest, axes, "one axis at a time", found.runs - 20, found.first.sample, began)
         for kind in ("random", "optuna"):
             for seed in range(repeats):
                 began = time.perf_counter()
-                winner, runs = propose(kind, question, problem, method, axes, found.runs - 20, seed)
+                trials = Trials(problem, question, limit)
+                winner, runs = propose(kind, trials, method, axes, found.runs - 20, seed)
                 sample = None
                 if winner is not None:
-                    final = Trials(problem, question).run(
+                    final = Trials(problem, question, limit).run(
                         [(winner, HELD_OUT_SEED + s, math.inf) for s in range(20)]
                     )
                     sample = CostSample(tuple(trial.cost for trial in final))

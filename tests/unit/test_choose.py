@@ -18,6 +18,7 @@ from fedpage.core.errors import InputError
 from fedpage.flower.config import build_method, parse_app_config, write_app
 from fedpage.methods import METHODS
 from fedpage.methods.registry import describe_method
+from fedpage.runs.build import hyper_words
 from fedpage.studies import halving
 from fedpage.studies.candidates import list_candidates
 from fedpage.studies.statistics import CostSample
@@ -275,36 +276,30 @@ def test_a_budget_is_a_time():
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_the_recommended_settings_are_written(run, tmp_path):
-    words = ("--target", "accuracy:0.78", "--cost", "up+0.1*down", "--methods", "page,fedavg")
+def test_the_recommended_settings_and_the_app_are_written(run, tmp_path):
+    words = ("--target", "gap:0.01", "--cost", "up+0.1*down", "--methods", "page,fedavg")
     code, out, _ = run(*COMMAND, *words, "--out", "found")
     assert code == 0
     (name,) = re.findall(r"Recommended: (\S+) \(", " ".join(out.split()))
+    assert {path.name for path in (tmp_path / "found").iterdir()} == {
+        ".lock", "app", "report.html", "run.toml", "trials.jsonl",
+    }  # fmt: skip
+    assert "flwr run found/app fl" in out
+    text = (tmp_path / "found" / "app" / "pyproject.toml").read_text()
+    config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    assert write_app(config) == text
+    assert (config.method, config.clients) == (name.lower(), 20)
+    assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
+    command = read_run_command(tmp_path / "found", [])
+    assert str(config.target) == str(command.run.target)
+    assert str(config.target).startswith("loss:0.")  # an app does not know the minimum
+    assert hyper_words(build_method(config)) == command.method.hyper
+    assert "up" in command.method.hyper
     assert "Run it: fedpage run --config found/run.toml\n" in out
     code, again, _ = run("run", "--config", "found/run.toml")
     assert code == 0
     assert name in again
     assert "target reached" in again
-    assert {path.name for path in (tmp_path / "found").iterdir()} == {
-        ".lock", "app", "report.html", "run.toml", "trials.jsonl",
-    }  # fmt: skip
-
-
-def test_the_app_is_what_flower_needs(run, tmp_path):
-    words = ("--target", "gap:0.01", "--cost", "bytes", "--methods", "page")
-    code, out, _ = run(*COMMAND, *words, "--out", "found")
-    assert code == 0
-    assert "flwr run found/app fl" in out
-    text = (tmp_path / "found" / "app" / "pyproject.toml").read_text()
-    config = parse_app_config(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
-    assert (config.method, config.clients) == ("page", 20)
-    assert str(config.target).startswith("loss:0.")  # an app does not know the minimum
-    assert (config.data, config.objective) == ("census:rows=200", "logistic-l2")
-    method = describe_method(build_method(config))
-    hyper = read_run_command(tmp_path / "found", []).method.hyper
-    assert float(hyper["eta_g"]) == method["eta_g"]
-    assert hyper["up"] == method["up"]
-    assert write_app(config) == text
 
 
 @pytest.mark.parametrize(
@@ -313,7 +308,6 @@ def test_the_app_is_what_flower_needs(run, tmp_path):
         (("--target", "x"), "expected a number or column:number"),
         (("--target", "accuracy:90"), "accuracy is at most 1"),
         (("--methods", ","), "no method is named"),
-        (("--methods", "sgd"), "unknown method"),
         (("--held-out-seeds", "0"), "--held-out-seeds"),
     ],
 )

@@ -21,7 +21,7 @@ from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
 from fedpage.studies import trials as trial_files
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
-from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, ask, run_trial
+from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, run_trial
 from fedpage.studies.tuning_result import coordinate
 from fedpage.theory.planner import TimeModel
 
@@ -202,18 +202,15 @@ def test_planted_values_of_other_hyper_parameters_are_found():
     assert "K=40" in found.first.settings
 
 
-def test_a_search_that_is_cut_says_so():
+def test_a_search_that_is_cut_says_so_and_compares_with_the_best():
     cut = fp.tune(quadratic(0.01), DESCENT, max_runs=7, **STEP_ONLY)
     assert cut.runs <= 7 + 2  # of the evaluation
     assert cut.first.sample is not None
     assert not cut.first.is_local_optimum
     assert "before a local optimum" in cut.advice
     assert "cut" in cut.effort
-
-
-def test_a_search_that_is_cut_before_an_incumbent_compares_with_the_best():
-    cut = fp.tune(quadratic(), DESCENT, max_runs=5, **STEP_ONLY)
-    (_, best), (_, second), *_ = cut.first.scores
+    early = fp.tune(quadratic(), DESCENT, max_runs=5, **STEP_ONLY)  # before an incumbent
+    (_, best), (_, second), *_ = early.first.scores
     assert best.ratio == 1
     assert second.ratio == pytest.approx(second.cost / best.cost)
     assert second.ratio > 2
@@ -238,12 +235,10 @@ def test_the_better_candidates_get_more_seeds_and_runs_are_paired(problem):
     assert found.first.scores[0][0] == found.method
     full = [score.ratio for score in scores if score.seeds == 5]
     assert min(full) >= 0.98  # no neighbour is better by more than the margin
-    paid = [
-        fp.simulate(problem, found.method, rounds=300, seed=seed).cost_to(
-            "grad_norm:0.04,hold=0", "round"
-        )
-        for seed in (*range(5), *found.held_out_seeds)
-    ]
+    paid = []
+    for seed in (*range(5), *found.held_out_seeds):
+        run = fp.simulate(problem, found.method, rounds=300, seed=seed)
+        paid.append(run.cost_to("grad_norm:0.04,hold=0", "round"))
     assert scores[0].cost == sorted(paid[:5])[2]
     assert found.first.sample.costs == tuple(paid[5:])
 
@@ -251,46 +246,34 @@ def test_the_better_candidates_get_more_seeds_and_runs_are_paired(problem):
 # Runs and their costs
 
 
-def make_run(rounds, values, *, column="grad_norm", loss=None):
-    history = fp.History({"problem": {"metrics": {"score": True}}})
-    for number, (done, value) in enumerate(zip(rounds, values, strict=True)):
-        row = {"round": done, "loss": 1.0 - 0.01 * number if loss is None else loss[number]}
-        history.append(row | {column: value, "bytes_up": 10.0 * done, "bytes_down": 0.0})
-    return history
-
-
 @pytest.mark.parametrize(
-    ("target", "cost", "paid"),
+    ("rounds", "values", "target", "paid"),
     [
-        ("0.01", "round", 15),
-        ("0.01", "bytes", 150),
-        ("0.1", "round", 10),
-        ("1e-9", "round", math.inf),
-        ("2.0", "round", 0),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "0.01", 15),  # the logarithm is interpolated
+        ((0, 10, 20), (1.0, 0.1, 0.001), "0.1", 10),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "1e-9", math.inf),
+        ((0, 10, 20), (1.0, 0.1, 0.001), "2.0", 0),
+        ((0, 10), (0.0, 1.0), "score:0.3", 3),  # higher is better
+        ((0, 10), (1.0, 0.0), "0.5", 5),
+        ((0, 10, 20), (1.0, 1e-9, 0.001), "0.01", 20),  # f(x) > f(x0) before
+        ((0, 1, 2), (1.0, 0.5, 0.1), "0.2", 2),  # nothing is between rounds
     ],
 )
-def test_costs_between_records(target, cost, paid):
-    run = make_run([0, 10, 20], [1.0, 0.1, 0.001])
-    assert run.cost_to(f"{target},hold=0", cost) == pytest.approx(paid)
-
-
-def test_a_cost_counts_scores_upwards_and_only_where_the_loss_has_not_grown():
-    score = make_run([0, 10], [0.0, 1.0], column="score")
-    assert score.cost_to("score:0.3,hold=0", "round") == pytest.approx(3)
-    far = make_run([0, 10, 20], [1.0, 1e-9, 0.001], loss=[1.0, 50.0, 0.5])
-    assert far.cost_to("grad_norm:0.01,hold=0", "round") == 20  # f > f(x0) before
-    assert make_run([0, 10], [1.0, 0.0]).cost_to("0.5,hold=0", "round") == 5
-    assert make_run([0, 1, 2], [1.0, 0.5, 0.1]).cost_to("0.2,hold=0", "round") == 2  # no parts
+def test_costs_between_records(rounds, values, target, paid):
+    history = fp.History({"problem": {"metrics": {"score": True}}})
+    for done, value in zip(rounds, values, strict=True):
+        loss = 50.0 if value == 1e-9 else 1.0
+        row = {"round": done, "loss": loss, "grad_norm": value, "score": value}
+        history.append(row | {"bytes_up": 10.0 * done, "bytes_down": 0.0})
+    assert history.cost_to(f"{target},hold=0", "round") == pytest.approx(paid)
+    assert history.cost_to(f"{target},hold=0", "bytes") == pytest.approx(10 * paid)
 
 
 def test_seconds_are_estimated_for_each_client_in_turn(problem):
     history = fp.simulate(problem, fp.FedPAGE(S=5), rounds=300, seed=0)
     target = "grad_norm:0.05,hold=0"
-    for link, column in (
-        (TimeModel(latency=2.0), "round"),
-        (TimeModel(gradient=2.0), "gradients_per_client"),
-    ):
-        paid = question(0.05, "seconds", link=link).cost_of(history)
+    for name, column in (("latency", "round"), ("gradient", "gradients_per_client")):
+        paid = question(0.05, "seconds", link=TimeModel(**{name: 2.0})).cost_of(history)
         assert paid == pytest.approx(2 * history.cost_to(target, column))
     link = TimeModel(uplink=4.0, downlink=2.0)
     each = history["bytes_up"] / 4.0 + history["bytes_down"] / 2.0
@@ -300,18 +283,18 @@ def test_seconds_are_estimated_for_each_client_in_turn(problem):
 
 
 def test_a_run_ends_at_its_cap_at_the_target_or_at_a_deadline(problem):
-    asked, page = question(limit=5000.0), fp.PAGE(S=5)
+    asked, page = question(), fp.PAGE(S=5)
     spec = asked.make_spec(problem, page, 0)
-    whole, _ = run_trial(spec, asked, math.inf)
+    whole, _ = run_trial(spec, asked, 5000.0)
     assert not whole.capped
     assert whole.cost <= whole.spent < 5000
     short, _ = run_trial(spec, asked, 0.5 * whole.cost)
     assert (short.capped, short.cost) == (True, math.inf)
     assert 0.5 * whole.cost <= short.spent < whole.spent
-    far, _ = run_trial(asked.make_spec(problem, fp.PAGE(S=5, eta_g=1e9), 0), asked, math.inf)
+    far, _ = run_trial(asked.make_spec(problem, fp.PAGE(S=5, eta_g=1e9), 0), asked, 5000.0)
     assert (far.cost, far.capped) == (math.inf, False)
     lazy = dataclasses.replace(asked, gradients=100.0)
-    unfinished, _ = run_trial(lazy.make_spec(problem, page, 0), lazy, math.inf)
+    unfinished, _ = run_trial(lazy.make_spec(problem, page, 0), lazy, 5000.0)
     assert unfinished.cost == math.inf
     assert run_trial(spec, asked, math.inf, deadline=0.0) is None
     never, tiny = question(1e-300, rounds=10**7), fp.PAGE(S=5, eta_g=1e-6)
@@ -322,7 +305,7 @@ def test_a_run_ends_at_its_cap_at_the_target_or_at_a_deadline(problem):
 
 
 def test_a_stored_trial_answers_for_smaller_caps_only(problem):
-    trials, method = Trials(problem, question(limit=5000.0)), fp.PAGE(S=5)
+    trials, method = Trials(problem, question(), limit=5000.0), fp.PAGE(S=5)
     (whole,) = trials.run([(method, 0, math.inf)])
     (seen,) = trials.run([(method, 0, 0.5 * whole.spent)])
     assert (seen.cost, seen.capped, trials.done) == (math.inf, True, 1)
@@ -418,7 +401,8 @@ def test_any_recorded_column_is_a_target():
     assert found.goal == "rounds to accuracy 0.8"
     history = fp.simulate(measured, found.method, rounds=60, seed=HELD_OUT_SEED)
     assert history.reached("accuracy:0.8,hold=0")
-    asked = ask(measured, "gap:0.01", "rounds", rounds=1, record_every=1).target
+    gap = Question(fp.Target.parse("gap:0.01"), Cost.parse("rounds"))
+    asked = gap.checked(measured).target
     assert asked.column == "loss"
     assert asked.value == pytest.approx(fp.theory.reference(measured).loss + 0.01, abs=1e-9)
 
@@ -470,13 +454,18 @@ def test_tune_writes_a_file_that_repeats_its_runs(tuned, run, tmp_path):
     assert " 0 runs and " in tuned(words)
 
 
-def test_tune_records_the_metric_of_its_target_and_writes_it_with_all_digits(tuned, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "written"), [("accuracy:0.76212345", "accuracy:0.76212345"), ("gap:0.05", "loss:")]
+)
+def test_tune_writes_its_target_with_all_digits_and_a_gap_as_a_loss(
+    tuned, tmp_path, target, written
+):
     tuned(
-        "page --seeds 1 --held-out-seeds 2 --rounds 200 --target accuracy:0.76212345 "
+        f"page --seeds 1 --held-out-seeds 2 --rounds 200 --target {target} "
         "--search step=0.5,1,2 --objective logistic-l2 --alpha 0.1234567"
     )
     command = read_run_command(tmp_path / "tuned" / "run.toml", [])
-    assert str(command.run.target) == "accuracy:0.76212345"
+    assert str(command.run.target).startswith(written)
     assert command.problem.alpha == 0.1234567
 
 

@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from fedpage.cli import common, options, output
-from fedpage.cli.options import Document, RunConfig
+from fedpage.cli.options import Document
 from fedpage.cli.plan import LinkConfig
-from fedpage.cli.run_config import write_run_command
-from fedpage.cli.tune import SearchConfig
+from fedpage.cli.tune import SearchConfig, write_winner
 from fedpage.core.columns import Target
 from fedpage.problems import LinearModel
 from fedpage.runs import build
@@ -88,13 +87,7 @@ def choose(
     output.print_table(replace(table, notes=()), wrapped=table.headings)
     for line in (*found.eliminations(), found.effort, f"Recommended: {found.reason}"):
         output.print_line(line)
-    chosen, question = found.recommended, found.question
-    settings = RunConfig(
-        rounds=2 * chosen.rounds, record_every=question.record_every, target=question.target,
-        devices=config.devices, stop=True,
-    )  # fmt: skip
-    again = write_run_command(place / "run.toml", chosen.name, chosen.method, problem, settings)
-    print(f"Run it: {again}")
+    again = write_winner(found, found.recommended.name, problem, config.devices, place)
     if "@" in str(problem.objective):
         print("Deploy it (docs/deploy.md): an app takes a loss of your own as module:function.")
     else:

@@ -21,7 +21,7 @@ from fedpage.report.search_plot import search_panels
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values, setting
 from fedpage.studies import tuning
-from fedpage.studies.tuning_result import write_page
+from fedpage.studies.tuning_result import Tuning, write_page
 
 app = options.make_app()
 
@@ -93,16 +93,11 @@ def tune(
             costs=link.costs(), devices=devices, store=out / "trials.jsonl", progress=progress,
         )  # fmt: skip
     output.print_table(found.candidates())
-    for line in found.findings(fixed):
+    for line in found.notes:
         output.print_line(line)
     about = f"{found.name}, {found.goal}"
     print(f"Picture: {search_panels(found.points, out / 'search.png', about)}")
-    settings = RunConfig(
-        rounds=2 * found.recommended.rounds, record_every=run.record_every, target=run.target,
-        devices=run.devices, stop=True,
-    )  # fmt: skip
-    again = write_run_command(out / "run.toml", method, found.method, problem, settings)
-    print(f"Run it: {again}")
+    again = write_winner(found, method, problem, run.devices, out)
     if report:
         title = f"{found.name} tuned on {objective.data.name}, {objective.N:,} clients"
         picture = search_panels(found.points, out / "search.svg", about)
@@ -122,6 +117,19 @@ def tune(
         "command": again,
         "out": out,
     }
+
+
+def write_winner(
+    found: Tuning, name: str, problem: ProblemConfig, devices: str | None, out: Path
+) -> str:
+    """Write the settings of a run of the recommended method, and print and return its command."""
+    settings = RunConfig(
+        rounds=2 * found.recommended.rounds, record_every=found.question.record_every,
+        target=found.question.target, devices=devices, stop=True,
+    )  # fmt: skip
+    again = write_run_command(out / "run.toml", name, found.method, problem, settings)
+    print(f"Run it: {again}")
+    return again
 
 
 def _parse_search(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:

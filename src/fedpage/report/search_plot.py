@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from fedpage.core.types import HyperParameter
 from fedpage.report.figure_file import write_figure
 from fedpage.report.style import ACCENT, HIGHLIGHT
 
@@ -87,15 +89,15 @@ def _draw_costs(ax: Axes, points: Points, name: str, top: float) -> None:
     best = least if np.isfinite(least) else top
     ax.plot(values.index(winner[name]), best, "*", color=HIGHLIGHT, markersize=13, zorder=4)
     shown = range(0, len(values), -(-len(values) // 12))
-    ax.set_xticks(list(shown), [_format_setting(name, values[i]) for i in shown], rotation=45)
+    ax.set_xticks(list(shown), [format_setting(name, values[i]) for i in shown], rotation=45)
     ax.tick_params(axis="x", labelsize=8)
     ax.set_xlabel(_HYPER_PARAMETERS.get(name, name))
     ax.grid(axis="y", color="#EEEEEE")
 
 
-def _format_setting(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if np.isinf(value):
+def format_setting(name: str, value: HyperParameter) -> str:
+    """Write a hyper-parameter's value in short; None is all clients or rows, or follows a rule."""
+    if value is None or value == math.inf:
         return "all" if name in ("S", "b", "b0", "b1", "b2", "b3") else "by rule"
-    return f"{value:.3g}"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{value:.4g}" if is_number else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fedpage.core.capabilities import is_convex
@@ -14,6 +14,7 @@ from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import default_method
+from fedpage.report.search_plot import format_setting
 from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions
@@ -30,6 +31,7 @@ class Candidate:
         name: Its name on the command line.
         entry: Its entry of the registry.
         method: The settings that its search starts from, and later the best ones.
+        given: The hyper-parameters that the user gave, which keep their values.
         demands: What a deployment must know: client states, assumptions that do not hold here.
         probe: A run of one round with the first settings.
         searched: The hyper-parameters that were searched, "step" and "rho" among them.
@@ -51,6 +53,7 @@ class Candidate:
     name: str
     entry: MethodEntry
     method: Tunable
+    given: tuple[str, ...] = ()
     demands: tuple[str, ...] = ()
     probe: History = field(default_factory=History, compare=False, repr=False)
     searched: tuple[str, ...] = ()
@@ -96,10 +99,15 @@ class Candidate:
         return " ".join(f"{name}={text}" for name, text in build.hyper_words(self.method).items())
 
     @property
+    def changes(self) -> dict[str, str]:
+        """Its hyper-parameters that are not defaults, in short words."""
+        given = ((each, getattr(self.method, each.name)) for each in fields(self.method))
+        return {f.name: format_setting(f.name, value) for f, value in given if value != f.default}
+
+    @property
     def settings(self) -> str:
-        """Its hyper-parameters that are not defaults, in short."""
-        words = build.hyper_words(self.method).items()
-        return " ".join(f"{name}={_shorten(text)}" for name, text in words) or "defaults"
+        """Its hyper-parameters that are not defaults, in one line."""
+        return " ".join(f"{name}={text}" for name, text in self.changes.items()) or "defaults"
 
     @property
     def is_reached(self) -> bool:
@@ -109,13 +117,6 @@ class Candidate:
     def describe(self, unit: str) -> str:
         """Return the cost on the held-out seeds in one line."""
         return "not evaluated" if self.sample is None else self.sample.text(unit)
-
-
-def _shorten(text: str) -> str:
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
 
 
 def list_candidates(
@@ -158,7 +159,8 @@ def list_candidates(
         except InputError as error:
             left_out[name] = str(error)
             continue
-        candidates.append(Candidate(name, entry, method, _demands(entry, problem), probe))
+        demands = _demands(entry, problem)
+        candidates.append(Candidate(name, entry, method, demands=demands, probe=probe))
     if not candidates:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(f"no method can run on this problem: {reasons}")

@@ -14,18 +14,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_high
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from fedpage.codecs import as_codec
 from fedpage.core.errors import InputError
 from fedpage.runs import build
 from fedpage.studies.candidates import Candidate
 from fedpage.studies.search import Search
-from fedpage.studies.space import Axis, Point, Tunable, search_space
-from fedpage.studies.trials import Progress, SearchEnded, Trial, Trials
+from fedpage.studies.space import Axis, Point, search_space
+from fedpage.studies.trials import SearchEnded, Trial, Trials
 
 LIMIT = 3.0
 """A run ends when it has cost this many times what the best method needs."""
@@ -71,6 +69,7 @@ class Contender(Search):
 
     Attributes:
         candidate: The method.
+        screening: The settings that run on the first seed at first.
         cost: The median cost of its best settings in the last comparison.
         value: The median of their best values of the target's column.
     """
@@ -79,22 +78,15 @@ class Contender(Search):
         axes = search_space(candidate.method, trials.problem, codecs=codecs)
         design = _first_design(axes)
         super().__init__(trials, candidate.method, axes, seeds=1, design=design)
+        self._tried = {p: 1 for p in self.design if self.method_at(p) is not None}
+        self.screening = [self.method_at(point) for point in self._tried]
         self.candidate = candidate
         self._worst = -math.inf if trials.higher else math.inf
         self.cost, self.value = math.inf, self._worst
 
-    def screened(self) -> dict[Point, Trial]:
-        """Return the settings of the screening that have run on the first seed."""
-        methods = {p: method for p in self.design if (method := self.method_at(p)) is not None}
-        found = {point: self.trials.find(method, 1) for point, method in methods.items()}
-        return {point: trials[0] for point, trials in found.items() if trials}
-
-    @property
-    def best(self) -> Tunable:
-        """The method with its best settings so far."""
-        screened = self.screened() if self.incumbent is None else {}
-        point = min(screened, key=lambda p: self.rank(p, screened[p]), default=self.incumbent)
-        return self.method if point is None else self.method_at(point)
+    def screened(self) -> list[Trial]:
+        """Return the trials of the screening."""
+        return [trial for m in self.screening for trial in self.trials.find(m, 1)]
 
     def prefer_defaults(self) -> None:
         """Return to the method's defaults, codecs aside, unless tuning saves enough."""
@@ -114,8 +106,8 @@ class Contender(Search):
         """
         trials = self.trials.find(self.best, self.seeds)
         if trials:
-            most = _OVERSHOOT * self.trials.question.limit
-            self.cost = float(np.quantile([t.cost for t in trials], 0.5, method="higher"))
+            most = _OVERSHOOT * self.trials.limit
+            self.cost = median_high([t.cost for t in trials])
             self.value = median(t.best if t.spent <= most else self._worst for t in trials)
 
     def result(self, **more: Any) -> Candidate:
@@ -144,12 +136,12 @@ class Halving:
     """Reduce the candidates to the best few, and search their settings.
 
     Args:
-        trials: Runs and counts the trials; in one process at first.
+        trials: Runs and counts the trials; in one process at first. Its progress is called with
+            the seconds that have passed, those of the budget, and a note.
         candidates: The methods.
         seeds: Seeds of the last stage.
         codecs: Whether codecs are searched.
         end: When the evaluation must end, as `time.monotonic` counts.
-        progress: Called with the seconds that have passed, those of the budget, and a note.
 
     Attributes:
         contenders: The methods that are left, the best first.
@@ -158,17 +150,13 @@ class Halving:
     """
 
     def __init__(
-        self,
-        trials: Trials,
-        candidates: Sequence[Candidate],
-        seeds: int,
-        codecs: bool,
-        end: float,
-        progress: Progress | None,
+        self, trials: Trials, candidates: Sequence[Candidate], seeds: int, codecs: bool, end: float
     ) -> None:
-        self._trials, self._seeds, self._progress = trials, seeds, progress
-        self._begin, self._end = time.monotonic(), end
+        self._trials, self._seeds = trials, seeds
+        self._began = time.monotonic()
+        self._budget = end - self._began
         self._jobs, trials.jobs = trials.jobs, 1
+        self._progress, trials.progress = trials.progress, self._report
         self.contenders = [Contender(trials, candidate, codecs) for candidate in candidates]
         self.eliminated: list[Candidate] = []
         self.cut: list[str] = []
@@ -185,7 +173,7 @@ class Halving:
         for before, stage in itertools.pairwise((_SCREENING, *_STAGES)):
             self._eliminate_last(stage.methods, before.name)
             self._run(stage)
-        self.set_deadline("last stage", _DEFAULTS_UNTIL)
+        self.begin("last stage", _DEFAULTS_UNTIL)
         with contextlib.suppress(SearchEnded):
             for contender in self.contenders:
                 contender.prefer_defaults()
@@ -196,7 +184,7 @@ class Halving:
         try:
             if stage is _SCREENING:
                 self._screen()
-            self.set_deadline(stage.name, stage.until)
+            self.begin(stage.name, stage.until)
             self._use_seeds(min(self._seeds, stage.seeds or self._seeds))
             left = [c for c in self.contenders if stage.sweeps is not None or math.isfinite(c.cost)]
             sweeps = 0
@@ -207,21 +195,16 @@ class Halving:
             self.cut.append(f"the {stage.name}")
         self._sort()
 
-    def set_deadline(self, name: str, share: float) -> None:
-        """Set the deadline of a stage, and name it in the progress."""
-        total, notify = self._end - self._begin, self._progress
-        self._trials.deadline = self._begin + share * total
-        if notify is not None:
+    def begin(self, stage: str, until: float) -> None:
+        """Begin a stage, which must end when this share of the time budget has passed."""
+        self._stage = stage
+        self._trials.deadline = self._began + until * self._budget
 
-            def report(done: int, expected: int | None, note: str) -> None:
-                passed = min(total, time.monotonic() - self._begin)
-                notify(int(passed), int(total), f"{name}: {note}")
-
-            self._trials.progress = report
-
-    def set_limit(self, limit: float) -> None:
-        """Set the most that a run may cost from now on."""
-        self._trials.question = replace(self._trials.question, limit=limit)
+    def _report(self, done: int, expected: int | None, note: str) -> None:
+        """Report the time in place of the number of runs."""
+        if self._progress is not None:
+            passed = min(self._budget, time.monotonic() - self._began)
+            self._progress(int(passed), int(self._budget), f"{self._stage}: {note}")
 
     def _screen(self) -> None:
         """Run every method with a few steps on one seed, under a limit that grows.
@@ -229,40 +212,38 @@ class Halving:
         It grows until some method reaches the target. If that takes few records, the methods run
         again with more records.
         """
-        question = self._trials.question
+        trials = self._trials
         probes = (each.candidate.probe for each in self.contenders)
-        self.set_deadline(_SCREENING.name, _REACHED_UNTIL)
-        self.set_limit(_FIRST_ROUNDS * min(float(question.costs(run)[-1]) for run in probes))
+        trials.limit = _FIRST_ROUNDS * min(float(trials.question.costs(run)[-1]) for run in probes)
+        self.begin(_SCREENING.name, _REACHED_UNTIL)
         try:
-            while not self._has_reached() or self._record_more_often():
+            while self._raise_limit() or self._record_more_often():
                 pass
         except SearchEnded:
             self._record_more_often()
             raise
         finally:
-            self.set_limit(LIMIT * min((t.cost for t in self._screened()), default=math.inf))
-        self.set_deadline(_SCREENING.name, _SCREENING.until)
+            trials.limit = LIMIT * min((t.cost for t in self._screened()), default=math.inf)
+        self.begin(_SCREENING.name, _SCREENING.until)
         self._try(slice(None))
 
-    def _has_reached(self) -> bool:
+    def _raise_limit(self) -> bool:
         """Run under the present limit, and raise it if no method reaches the target."""
-        began, done = time.monotonic(), self._trials.done
+        trials = self._trials
+        began, done = time.monotonic(), trials.done
         self._try(slice(1))
-        if not any(math.isfinite(trial.cost) for trial in self._screened()):
+        if not self._reached():
             self._try(slice(None))
-        if time.monotonic() - began >= _LONG_RUN * (self._trials.done - done):
-            self._trials.jobs = self._jobs  # starting processes takes seconds
-        ran = self._screened()
-        has_more = not any(math.isfinite(t.cost) for t in ran) and any(t.capped for t in ran)
-        if has_more:
-            self.set_limit(_GROWTH * self._trials.question.limit)
-        return not has_more
+        if time.monotonic() - began >= _LONG_RUN * (trials.done - done):
+            trials.jobs = self._jobs  # starting processes takes seconds
+        has_more = not self._reached() and any(trial.capped for trial in self._screened())
+        trials.limit *= _GROWTH if has_more else 1.0
+        return has_more
 
     def _record_more_often(self) -> bool:
         """Record more often if the first to reach the target has few records."""
         question = self._trials.question
-        reached = [trial for trial in self._screened() if math.isfinite(trial.cost)]
-        first = min(reached, key=lambda trial: (trial.cost, trial.rounds), default=None)
+        first = min(self._reached(), key=lambda trial: (trial.cost, trial.rounds), default=None)
         every = question.record_every if first is None else max(1, first.rounds // _RECORDS)
         is_more = every < question.record_every
         if is_more:
@@ -270,12 +251,15 @@ class Halving:
         return is_more
 
     def _screened(self) -> list[Trial]:
-        return [trial for each in self.contenders for trial in each.screened().values()]
+        return [trial for each in self.contenders for trial in each.screened()]
+
+    def _reached(self) -> list[Trial]:
+        return [trial for trial in self._screened() if math.isfinite(trial.cost)]
 
     def _try(self, part: slice) -> None:
-        """Run a part of every method's first design on the first seed."""
-        methods = [each.method_at(p) for each in self.contenders for p in each.design[part]]
-        self._trials.run([(method, 0, math.inf) for method in methods if method is not None])
+        """Run a part of every method's settings of the screening on the first seed."""
+        methods = [method for each in self.contenders for method in each.screening[part]]
+        self._trials.run([(method, 0, math.inf) for method in methods])
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
@@ -283,12 +267,10 @@ class Halving:
             for contender in self.contenders:
                 contender.use_seeds(seeds)
                 contender.measure()
-            least, limit = min(c.cost for c in self.contenders), self._trials.question.limit
-            if math.isfinite(least):
-                self.set_limit(LIMIT * least)
-            if math.isfinite(least) or not math.isfinite(limit):
+            least, limit = min(c.cost for c in self.contenders), self._trials.limit
+            self._trials.limit = min(LIMIT * least, _GROWTH * limit)
+            if math.isfinite(least) or math.isinf(limit):
                 return
-            self.set_limit(_GROWTH * limit)
 
     def _sort(self) -> None:
         for contender in self.contenders:
@@ -302,18 +284,16 @@ class Halving:
         if math.isfinite(first.cost):
             return
         more = "allow more time with --budget" if self.cut else "allow more rounds"
-        if not math.isfinite(first.value):
-            raise InputError(f"no run came near {question.target.title} in the time; {more}")
-        raise InputError(
-            f"no method reached {question.target.title}; the best was {first.value:.4g}, by "
-            f"{first.candidate.label}; {more}, or choose an easier target"
-        )
+        name, value = first.candidate.label, first.value
+        best = f"; the best was {value:.4g}, by {name}" if math.isfinite(value) else ""
+        title = question.target.title
+        raise InputError(f"no method reached {title}{best}; {more}, or choose an easier target")
 
     def _eliminate_equal(self) -> None:
         """Eliminate methods that ran the same runs as another: they are the same method here."""
         seen: dict[tuple[tuple[float, float, int], ...], Contender] = {}
         for contender in sorted(self.contenders, key=lambda each: -len(each.axes)):
-            ran = sorted((t.spent, t.best, t.rounds) for t in contender.screened().values())
+            ran = sorted((t.spent, t.best, t.rounds) for t in contender.screened())
             other = seen.setdefault(tuple(ran), contender)
             if other is not contender and len(ran) > 1:
                 self._eliminate(contender, f"the same as {other.candidate.label} here")

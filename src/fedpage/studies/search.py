@@ -116,8 +116,8 @@ class Search:
     def method_at(self, point: Point) -> Tunable:
         """Return the method at a point, or None if it refuses the values."""
         if point not in self._built:
-            problem, pairs = self.trials.problem, zip(self.axes.items(), point, strict=True)
-            values = {name: axis.values[index] for (name, axis), index in pairs}
+            problem, pairs = self.trials.problem, zip(self.axes.values(), point, strict=True)
+            values = {axis.name: axis.values[index] for axis, index in pairs}
             try:
                 found = build_candidate(self.method, values)
                 found.init(np.zeros(problem.d, dtype_of(problem)), problem.N)
@@ -128,13 +128,13 @@ class Search:
 
     @property
     def best(self) -> Tunable:
-        """The incumbent's method. Before there is one, the best candidate on its seeds."""
-        return self.scores()[0][0] if self.incumbent is None else self.method_at(self.incumbent)
+        """The incumbent's method. Before there is one, the best that has run, or the first."""
+        return next((method for method, _ in self.scores()), self.method)
 
     def edges(self) -> tuple[str, ...]:
         """List the axes on which the incumbent is at an end that is not a natural bound."""
-        pairs = zip(self.axes.items(), self.incumbent or (), strict=False)
-        return tuple(name for (name, axis), index in pairs if index in axis.edges)
+        pairs = zip(self.axes.values(), self.incumbent or (), strict=False)
+        return tuple(axis.name for axis, index in pairs if index in axis.edges)
 
     def _run(
         self, points: Iterable[Point], seeds: int, caps: Sequence[float] = ()
@@ -291,7 +291,8 @@ class Search:
         A search that was cut before it had an incumbent compares with the best candidate.
         """
         sign, first = -1.0 if self.trials.higher else 1.0, self.incumbent
-        ran = {p: self.trials.find(self.method_at(p), n) for p, n in self._tried.items()}
+        found = {p: self.trials.find(self.method_at(p), n) for p, n in self._tried.items()}
+        ran = {point: trials for point, trials in found.items() if trials}
         if first not in ran:
             own = {p: _score(trials, trials) for p, trials in ran.items()}
             keys = {p: (-s.seeds, s.cost, sign * s.best) for p, s in own.items()}

@@ -87,10 +87,10 @@ def _round_off(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _grow(number: float, factor: float, bound: float, whole: bool = False) -> list[float]:
-    """List what follows a number when it grows or shrinks by a factor, up to a bound."""
+def _grow(number: float, factor: float, bound: float, whole: bool) -> list[float]:
+    """List what follows a number above 0 if it grows or shrinks by a factor, up to a bound."""
     exact, found = float(number), [number]
-    while len(found) <= _FURTHEST:
+    while len(found) <= _FURTHEST and exact != bound and number > 0:
         exact = min(bound, exact * factor) if factor > 1 else max(bound, exact * factor)
         rounded = round(exact) if whole else _round_off(exact)
         if rounded == found[-1]:
@@ -99,40 +99,31 @@ def _grow(number: float, factor: float, bound: float, whole: bool = False) -> li
     return found[1:]
 
 
-def _extend(
+def _axis(
     name: str,
-    values: Sequence[HyperParameter],
-    start: int,
-    below: Sequence[HyperParameter],
-    above: Sequence[HyperParameter],
-) -> Axis:
-    """Return the axis of values with those that continue them on both sides."""
-    every = (*reversed(below), *values, *above)
-    ends = ((below, 0), (above, len(every) - 1))
-    edges = tuple(index for grown, index in ends if len(grown) == _FURTHEST)
-    return Axis(name, every, len(below) + start, edges=edges)
-
-
-def _around(
-    name: str,
-    own: float,
-    value: HyperParameter,
-    factor: float = 2.0,
+    numbers: Sequence[float],
+    values: Sequence[HyperParameter] | None = None,
+    start: int = 0,
+    *,
+    factors: Sequence[float] = (2.0,),
     low: float = _LEAST,
     high: float = _MOST,
-    *,
     whole: bool = False,
     is_all: bool = False,
 ) -> Axis:
-    """Return the axis of a number times the powers of a factor, from `low` to `high`.
+    """Return the axis of numbers in order, which continue by factors from `low` to `high`.
 
-    The method's own value takes the number's place and may be None. With `is_all`, None stands for
-    the largest number.
+    The values, if they are given, take the numbers' places. With `is_all`, None stands for the
+    largest number.
     """
-    above: list[HyperParameter] = [*_grow(own, factor, high, whole)]
+    below = _grow(numbers[0], 1 / factors[0], low, whole)
+    above: list[HyperParameter] = [*_grow(numbers[-1], factors[-1], high, whole)]
     if is_all and above:
         above[-1] = None
-    return _extend(name, [value], 0, _grow(own, 1 / factor, low, whole), above)
+    every = (*reversed(below), *(values or numbers), *above)
+    ends = ((below, 0), (above, len(every) - 1))
+    edges = tuple(index for grown, index in ends if len(grown) == _FURTHEST)
+    return Axis(name, every, len(below) + start, edges=edges)
 
 
 def search_space(
@@ -162,14 +153,14 @@ def search_space(
     done = {*fixed, *getattr(method, "without_effect", ()), *(scaled if "step" in fixed else ())}
     if scaled and not scaled & done:
         unit = unit_step(method, problem)
-        axes["step"] = _around("step", unit, _round_off(unit), STEP_RATIO)
+        axes["step"] = _axis("step", [unit], [_round_off(unit)], factors=[STEP_RATIO])
         # One of the sizes that with_step changes follows from the others and the step.
         done.add(sorted(scaled)[-1])
         has_schedule = isinstance(getattr(method, "eta_l", None), Schedule)
         if is_fedpage(method) and not has_schedule and not {"rho", "eta_l"} & done:
             own = method.K * method.local_step / method.eta_g
             value = None if method.eta_l is None else _round_off(own)
-            axes["rho"] = _around("rho", own, value, math.sqrt(10.0))
+            axes["rho"] = _axis("rho", [own], [value], factors=[math.sqrt(10.0)])
             done |= {"eta_g", "eta_l"}
     for name in (field.name for field in dataclasses.fields(method) if field.name not in done):
         axis = _field_axis(method, problem, name)
@@ -201,9 +192,7 @@ def with_codecs(method: Tunable, fixed: Collection[str] = ()) -> Tunable:
         fixed: Hyper-parameters that keep their values.
     """
     for name, texts in FIRST_CODECS.items():
-        if not hasattr(method, name) or name in fixed:
-            continue
-        for text in texts:
+        for text in texts if hasattr(method, name) and name not in fixed else ():
             with contextlib.suppress(InputError):
                 method = dataclasses.replace(method, **{name: text})
                 break
@@ -244,21 +233,17 @@ def _field_axis(method: Tunable, problem: Problem, name: str) -> Axis | None:
     value = getattr(method, name)
     if name in _NOT_SEARCHED or isinstance(value, (bool, str, Codec)):
         return None
-    if name == "S":
-        own = problem.N if value is None else value
-        return _around(name, own, value, low=1, high=problem.N, whole=True)
-    if name in _ROWS:
-        rows = int(np.max(problem.sizes))
-        own = rows if value is None else min(rows, value)
-        return _around(name, own, value, low=1, high=rows, whole=True, is_all=True)
+    if name == "S" or name in _ROWS:
+        most = problem.N if name == "S" else int(np.max(problem.sizes))
+        own = most if value is None else min(most, value)
+        is_all = name != "S"
+        return _axis(name, [own], [value], low=1, high=most, whole=True, is_all=is_all)
     if isinstance(value, int):
-        return _around(name, value, value, low=1, high=_MOST_WHOLE, whole=True) if value else None
-    if value is None and name == "eta_l":
-        own = float(getattr(method, "local_step", effective_step(method) / 2))
-        return _around(name, own, None)
+        return _axis(name, [value], low=1, high=_MOST_WHOLE, whole=True) if value else None
     if value is None or name in _SHARES:
-        share = _default_share(method, problem, name) if value is None else value
-        return None if share is None else _around(name, share, value, high=1.0)
+        own = _default_number(method, problem, name) if value is None else value
+        high = _MOST if name == "eta_l" else 1.0
+        return None if own is None else _axis(name, [own], [value], high=high)
     if not isinstance(value, float):
         return None
     if name in _MOMENTA and 0 <= value < 1:
@@ -267,15 +252,16 @@ def _field_axis(method: Tunable, problem: Problem, name: str) -> Axis | None:
         values = sorted({0.0, value} | {_round_off(1 - distance) for distance in distances})
         return Axis(name, tuple(values), values.index(value))
     if value > 0:
-        return _around(name, value, value, 2.0 if name in _SIZES else 4.0)
+        return _axis(name, [value], factors=[2.0 if name in _SIZES else 4.0])
     if name == "mu":
-        first = _round_off(1e-3 / unit_step(method, problem))
-        return _extend(name, [0.0, first], 0, [], _grow(first, 4.0, _MOST))
+        return _axis(name, [0.0, _round_off(1e-3 / unit_step(method, problem))], factors=[4.0])
     return None
 
 
-def _default_share(method: Tunable, problem: Problem, name: str) -> float | None:
-    """Return about the value that a method uses for a share that is None."""
+def _default_number(method: Tunable, problem: Problem, name: str) -> float | None:
+    """Return about the number that a method uses for a hyper-parameter that is None."""
+    if name == "eta_l":
+        return float(getattr(method, "local_step", effective_step(method) / 2))
     S = getattr(method, "S", None) or problem.N
     omega = getattr(method, "up", IDENTITY).omega(problem.d)
     rows = max(1.0, float(np.mean(problem.sizes)))
@@ -381,14 +367,13 @@ def _given_axis(name: str, values: list[HyperParameter], is_fixed: bool) -> Axis
         return Axis(name, tuple(ordered), start, edges=edges)
     whole = all(isinstance(v, int) for v in numbers)
     is_share = name in (*_SHARES, *_MOMENTA) and 0 < numbers[0] <= numbers[-1] <= 1
-    first = last = 2.0
-    if len(numbers) > 1 and numbers[0] > 0:
-        first, last = numbers[1] / numbers[0], numbers[-1] / numbers[-2]
     most = 1.0 if is_share else _MOST_WHOLE if whole else _MOST
-    below = _grow(numbers[0], 1 / first, 1 if whole else _LEAST, whole) if numbers[0] > 0 else []
-    is_open = numbers[-1] > 0 and None not in values
-    above = _grow(numbers[-1], last, most, whole) if is_open else []
-    return _extend(name, ordered, start, below, above)
+    return _axis(
+        name, numbers, ordered, start, whole=whole,
+        factors=[b / a for a, b in itertools.pairwise(numbers) if a > 0] or [2.0],
+        low=1 if whole else _LEAST,
+        high=numbers[-1] if None in values else most,
+    )  # fmt: skip
 
 
 def build_candidate(method: Tunable, values: Mapping[str, HyperParameter]) -> Tunable:

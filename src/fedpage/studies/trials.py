@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from fedpage.core.capabilities import HasCode, is_convex
-from fedpage.core.columns import Cost, Stretch, Target, TargetLike
+from fedpage.core.columns import Cost, Stretch, Target
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import AnyMethod, Problem, Vector
 from fedpage.core.validate import as_number, check_whole
@@ -56,12 +56,11 @@ class SearchEnded(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every run; `ask` checks it.
+    """What is asked of every run.
 
     Attributes:
-        target: The target to reach and hold.
+        target: The target to reach and hold. The column "gap" is the loss above its minimum.
         cost: The cost to minimise.
-        limit: The most that a run may cost, equal for all methods.
         record_every: Rounds between records.
         rounds: The most rounds of a run, however little they cost.
         gradients: The most row gradients of a run, so that none computes for hours.
@@ -71,12 +70,40 @@ class Question:
 
     target: Target
     cost: Cost
-    limit: float = math.inf
     record_every: int = 10
     rounds: int = 20_000
     gradients: float = math.inf
     link: TimeModel = field(default_factory=TimeModel)
     devices: Devices | None = None
+
+    def checked(self, problem: Problem) -> Question:
+        """Check the question before any run, and return it with a recorded column as its target.
+
+        Raises:
+            InputError: If a number or the cost cannot be used, the target's column is not recorded,
+                its value is reached at the start, or the minimum of the loss is not known.
+        """
+        check_whole("rounds", self.rounds, 1)
+        check_whole("record_every", self.record_every, 1)
+        check_link(self.cost, self.link, self.devices)
+        goal = self.target
+        if goal.column == "gap":
+            if goal.value <= 0:
+                raise InputError(f"a gap must be above 0, not {goal.value:g}")
+            if not is_convex(problem):
+                raise InputError(
+                    "a gap needs the minimum of the loss, which is known for convex objectives "
+                    "only; choose a gradient norm, or loss:VALUE"
+                )
+            loss = float(f"{reference(problem).loss + goal.value:.12g}")
+            goal = replace(goal, column="loss", value=loss)
+        value = check_target(problem, goal)[goal.column]
+        if goal.is_met(value, find_direction(problem, goal.column)):
+            raise InputError(
+                f"{goal.title} is reached before the first round, where it is {value:.4g}; "
+                "choose a harder target"
+            )
+        return replace(self, target=goal)
 
     def make_spec(self, problem: Problem, method: AnyMethod, seed: int) -> RunSpec:
         """Return the run of a method that answers the question."""
@@ -102,11 +129,9 @@ class Question:
     def key(self, problem: Problem) -> str:
         """Return a digest that tells the runs of this question from others."""
         about = {
+            **vars(self),
             "target": asdict(self.target),
             "cost": self.cost.name,
-            "record_every": self.record_every,
-            "rounds": self.rounds,
-            "gradients": self.gradients,
             "link": asdict(self.link),
             "devices": None if self.devices is None else self.devices.describe(),
         }
@@ -115,64 +140,12 @@ class Question:
 
 def describe_problem(problem: Problem) -> dict[str, object]:
     """Return plain values that tell a problem from others: its data, its start and its code."""
-    classes = {"problem": type(problem)}
-    classes |= problem.code if isinstance(problem, HasCode) else {}
+    code = problem.code if isinstance(problem, HasCode) else {}
     return {
         "problem": problem.describe(),
         "start": describe_start(start_of(problem)),
-        "code": {role: code_digest(cls) for role, cls in classes.items()},
+        "code": {role: code_digest(c) for role, c in {"problem": type(problem), **code}.items()},
     }
-
-
-def ask(
-    problem: Problem,
-    target: TargetLike,
-    cost: str | Cost,
-    *,
-    rounds: int,
-    record_every: int,
-    costs: TimeModel | None = None,
-    devices: Devices | None = None,
-) -> Question:
-    """Check what is asked of every run, before any run.
-
-    Args:
-        problem: The problem.
-        target: The target. The column "gap" is the loss above its minimum.
-        cost: The cost to minimise.
-        rounds: The most rounds of a run.
-        record_every: Rounds between records.
-        costs: Latency, bandwidth and speed.
-        devices: The clients' devices.
-
-    Returns:
-        The question, whose target is a recorded column.
-
-    Raises:
-        InputError: If a number or the cost cannot be used, the target's column is not recorded, its
-            value is reached at the start, or the minimum of the loss is not known.
-    """
-    check_whole("rounds", rounds, 1)
-    check_whole("record_every", record_every, 1)
-    price, link, goal = Cost.parse(cost), costs or TimeModel(), Target.parse(target)
-    check_link(price, link, devices)
-    if goal.column == "gap":
-        if goal.value <= 0:
-            raise InputError(f"a gap must be above 0, not {goal.value:g}")
-        if not is_convex(problem):
-            raise InputError(
-                "a gap needs the minimum of the loss, which is known for convex objectives only; "
-                "choose a gradient norm, or loss:VALUE"
-            )
-        loss = float(f"{reference(problem).loss + goal.value:.12g}")
-        goal = replace(goal, column="loss", value=loss)
-    value = check_target(problem, goal)[goal.column]
-    if goal.is_met(value, find_direction(problem, goal.column)):
-        raise InputError(
-            f"{goal.title} is reached before the first round, where it is {value:.4g}; "
-            "choose a harder target"
-        )
-    return Question(goal, price, math.inf, record_every, rounds, link=link, devices=devices)
 
 
 def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> None:
@@ -199,12 +172,9 @@ def parse_budget(budget: str | float) -> float:
     (300.0, 20.0)
     """
     seconds: float | None = None
-    if isinstance(budget, str):
-        with contextlib.suppress(InputError):
-            seconds = parse_interval(budget)[1]
-    elif 0 < as_number(budget) < math.inf:
-        seconds = float(budget)
-    if seconds is None:
+    with contextlib.suppress(InputError):
+        seconds = parse_interval(budget)[1] if isinstance(budget, str) else as_number(budget)
+    if seconds is None or not 0 < seconds < math.inf:
         raise InputError(
             f"the budget must be a time such as 60s, 5m or 1h, not {short_repr(budget)}"
         )
@@ -243,24 +213,25 @@ class Trial:
 
 
 def run_trial(
-    spec: RunSpec, question: Question, cap: float, deadline: float | None = None
+    spec: RunSpec, question: Question, cap: float, deadline: float = math.inf
 ) -> tuple[Trial, History | None] | None:
     """Run a method until it holds the target or has cost the cap.
 
-    At a cap or a limit the run goes on while its newest records are at the target, so that a
+    At its cap the run goes on while its newest records are at the target, so that a
     stretch that began before runs to its end.
 
     Args:
         spec: The run, as `Question.make_spec` returns it.
         question: What is asked.
-        cap: The most that the run may cost; at most `question.limit`.
-        deadline: When to end in any case, as `time.monotonic` counts. If None, never.
+        cap: The most that the run may cost.
+        deadline: When to end in any case, as `time.monotonic` counts.
 
     Returns:
         The trial, and its run if the seed is held out, or None if the deadline ended it.
     """
-    target, cap = question.target, min(cap, question.limit)
-    higher = find_direction(spec.problem, target.column)
+    if time.monotonic() > deadline:
+        return None
+    target, higher = question.target, find_direction(spec.problem, question.target.column)
     stretch, losses = Stretch(target.hold), list[float]()
 
     def watch(record: Mapping[str, float]) -> str | None:
@@ -268,7 +239,7 @@ def run_trial(
         is_met = target.is_met(record[target.column], higher) and losses[-1] <= losses[0]
         if stretch.add(record["round"], is_met):
             return "reached"
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             return _LATE
         if stretch.round is not None:
             return None
@@ -323,47 +294,42 @@ def append_trial(path: Path, entry: dict[str, object]) -> None:
         os.fsync(stream.fileno())
 
 
+@dataclass(eq=False)
 class Trials:
     """Run the trials that are not in the store, and count them.
 
     A stored trial is used for the same question, hyper-parameters, code, versions and seed.
 
-    Args:
+    Attributes:
         problem: The problem.
-        question: What is asked.
+        question: What is asked. Use `ask` to ask another question.
+        limit: The most that a run may cost, equal for all methods.
         store: A file of JSON lines with the finished trials, from which an interrupted search
             continues. If None, they are kept in memory.
         jobs: Processes. If None, joblib's current backend decides.
         progress: Called after each run.
         max_runs: The most new runs, or None for any number.
-        deadline: When to end, as `time.monotonic` counts, or None for never.
-
-    Attributes:
-        question: What is asked. Another limit leaves the question the same; use `ask` for others.
-        higher: Whether higher values of the target's column are better.
+        deadline: When to end, as `time.monotonic` counts.
         done: The number of new runs.
         reused: The number of runs that were taken from the store.
+        higher: Whether higher values of the target's column are better.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        question: Question,
-        *,
-        store: str | os.PathLike[str] | None = None,
-        jobs: int | None = 1,
-        progress: Progress | None = None,
-        max_runs: int | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self.problem = problem
-        self.ask(question)
-        self.higher = find_direction(problem, question.target.column)
-        self._path = None if store is None else Path(store)
-        self._trials = {} if self._path is None else read_trials(self._path)
-        self.jobs, self.progress = jobs, progress
-        self.max_runs, self.deadline = max_runs, deadline
-        self.done = self.reused = 0
+    problem: Problem
+    question: Question
+    limit: float = math.inf
+    store: str | os.PathLike[str] | None = None
+    jobs: int | None = 1
+    progress: Progress | None = None
+    max_runs: int | None = None
+    deadline: float = math.inf
+    done: int = field(default=0, init=False)
+    reused: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.ask(self.question)
+        self.higher = find_direction(self.problem, self.question.target.column)
+        self._trials = {} if self.store is None else read_trials(Path(self.store))
         self._seen: set[tuple[AnyMethod, int]] = set()
         self._keys: dict[AnyMethod, str] = {}
         self._held_out: dict[tuple[AnyMethod, int], History] = {}
@@ -382,36 +348,34 @@ class Trials:
         asked, new = {task[:2] for task in tasks}, {task[:2] for task in todo}
         self.reused += len(asked - new - self._seen)
         self._seen |= asked
-        most = math.inf if self.max_runs is None else self.max_runs
-        if todo and (self._is_late() or self.done + len(todo) > most):
+        is_too_many = self.max_runs is not None and self.done + len(todo) > self.max_runs
+        if todo and (is_too_many or self._is_late()):
             raise SearchEnded
-        # Runs end at the deadline by themselves; joblib would stop its processes within a batch.
-        size = 1 if self.jobs == 1 else 8 * self.jobs if self.jobs else max(1, len(todo))
-        for batch in (todo[first : first + size] for first in range(0, len(todo), size)):
-            arguments = [
-                (self._spec(method, seed), self.question, cap, self.deadline)
-                for method, seed, cap in batch
-            ]
-            results = run_tasks(run_trial, arguments, self.jobs)
-            for (method, seed, _), found in zip(batch, results, strict=True):
-                if found is not None:
-                    self._add(method, seed, *found)
-            if self._is_late():
-                raise SearchEnded
+        # Runs end at the deadline by themselves, because joblib would stop its processes.
+        arguments = [
+            (self._spec(method, seed), self.question, min(cap, self.limit), self.deadline)
+            for method, seed, cap in todo
+        ]
+        found = run_tasks(run_trial, arguments, self.jobs)
+        for (method, seed, _), result in zip(todo, found, strict=True):
+            if result is not None:
+                self._add(method, seed, *result)
+        if todo and self._is_late():
+            raise SearchEnded
         return [trial for task in tasks if (trial := self.known(*task)) is not None]
 
     def _spec(self, method: AnyMethod, seed: int) -> RunSpec:
         return self.question.make_spec(self.problem, method, seed)
 
     def _is_late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline
 
     def _add(self, method: AnyMethod, seed: int, trial: Trial, history: History | None) -> None:
         key = self._key(method, seed)
         self._trials[key] = trial
-        if self._path is not None:
+        if self.store is not None:
             about = {"method": describe_method(method), "seed": seed}
-            append_trial(self._path, {"key": key, "trial": asdict(trial), **about})
+            append_trial(Path(self.store), {"key": key, "trial": asdict(trial), **about})
         if history is not None:
             self._held_out[method, seed] = history
         self.done += 1
@@ -426,10 +390,10 @@ class Trials:
             self._keys[method] = digest(about)[:16]
         return f"{self._asked}/{self._keys[method]}/{seed}"
 
-    def known(self, method: AnyMethod, seed: int, cap: float) -> Trial | None:
+    def known(self, method: AnyMethod, seed: int, cap: float = math.inf) -> Trial | None:
         """Return the stored trial as it would have ended at this cap, or None if there is none."""
         trial = self._trials.get(self._key(method, seed))
-        cap = min(cap, self.question.limit)
+        cap = min(cap, self.limit)
         if trial is None or (trial.capped and trial.spent <= cap):
             return None
         if trial.spent > cap and not trial.cost <= cap:
@@ -441,16 +405,16 @@ class Trials:
 
         Trials that ended at a lower cap are among them, and those that have not run are left out.
         """
-        known = (
-            self.known(method, seed, math.inf) or self._trials.get(self._key(method, seed))
+        stored = (
+            self.known(method, seed) or self._trials.get(self._key(method, seed))
             for seed in range(seeds)
         )
-        return [trial for trial in known if trial is not None]
+        return [trial for trial in stored if trial is not None]
 
     def history(self, method: AnyMethod, seed: int) -> History:
         """Return the run of a trial on a held-out seed. If it was stored, run it again."""
         if (method, seed) not in self._held_out:
-            found = run_trial(self._spec(method, seed), self.question, math.inf)
+            found = run_trial(self._spec(method, seed), self.question, self.limit)
             assert found is not None
             assert found[1] is not None
             self._held_out[method, seed] = found[1]

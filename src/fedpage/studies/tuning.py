@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from statistics import median
 
-from fedpage.core.columns import Cost, TargetLike
+from fedpage.core.columns import Cost, Target, TargetLike
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import AnyMethod, Problem
 from fedpage.core.validate import check_whole
@@ -40,7 +40,6 @@ from fedpage.studies.trials import (
     SearchEnded,
     Trial,
     Trials,
-    ask,
     parse_budget,
 )
 from fedpage.studies.tuning_result import Tuning, join
@@ -100,7 +99,7 @@ def tune(
             defaults.
         fixed_grid: Whether the lists of `search` are complete.
         codecs: Whether to search codecs too. If None, they are searched if bytes, bits or
-            simulated seconds count and `search` is not given.
+            simulated seconds count. They are not searched if `search` is given.
         rounds: The length of a run: the limit is the cost of so many rounds of the method. A run
             with cheaper rounds may take more of them, up to ten times as many, and may compute up
             to ten times as many gradients.
@@ -131,15 +130,15 @@ def tune(
     (True, 2)
     """
     began = time.monotonic()
-    question = ask(
-        problem, target, cost, rounds=rounds, record_every=record_every, costs=costs,
-        devices=devices,
-    )  # fmt: skip
+    question = Question(
+        Target.parse(target), Cost.parse(cost), record_every, rounds,
+        link=costs or TimeModel(), devices=devices,
+    ).checked(problem)  # fmt: skip
     check_whole("seeds", seeds, 1)
     check_whole("held_out_seeds", held_out_seeds, 1)
     trials = Trials(
         problem, question, store=store, jobs=jobs, progress=progress, max_runs=max_runs,
-        deadline=None if budget is None else began + parse_budget(budget),
+        deadline=math.inf if budget is None else began + parse_budget(budget),
     )  # fmt: skip
     given = _find_given(method, search, fixed)
     codecs = (counts_bytes(question.cost) if codecs is None else codecs) and search is None
@@ -150,7 +149,9 @@ def tune(
     else:
         axes, design = given_axes(method, problem, search, is_fixed=fixed_grid)
     found = Search(trials, method, axes, seeds=seeds, design=design)
-    trials.ask(limit_runs(question, problem, method, limit))
+    limited, measured = limit_runs(question, problem, method)
+    trials.ask(limited)
+    trials.limit = measured if limit is None else limit
     cut = ""
     try:
         found.run()
@@ -158,10 +159,11 @@ def tune(
         cut = "The search was cut; more time or runs may change the result."
     if not found.scores():
         raise InputError("the search ended before its first runs; give it more time or more runs")
-    winner = Candidate(*find_entry(method), method, rounds=rounds).with_search(found)
+    start = Candidate(*find_entry(method), method, tuple(given), rounds=rounds)
+    winner = start.with_search(found)
     held_out, ranked = 0, [winner]
     if any(math.isfinite(each.cost) for each in trials.find(winner.method, seeds)):
-        trials.max_runs = trials.deadline = None
+        trials.max_runs, trials.deadline = None, math.inf
         held_out, ranked = _evaluate(trials, [winner], held_out_seeds)
     return Tuning(
         trials, tuple(ranked), (), {}, seeds, held_out, codecs and bool({"up", "down"} & {*axes}),
@@ -185,30 +187,26 @@ def _find_given(
     return [name for name in fixed if name not in (search or ())]
 
 
-def limit_runs(
-    question: Question, problem: Problem, method: AnyMethod, limit: float | None = None
-) -> Question:
-    """Return the question with limits: the cost of its rounds of the method.
-
-    A run may take ten times as many rounds, and compute ten times as many gradients.
+def limit_runs(question: Question, problem: Problem, method: AnyMethod) -> tuple[Question, float]:
+    """Measure the cost of the question's rounds of a method, which is the limit of a run.
 
     Args:
         question: The question.
         problem: The problem.
         method: The method, of which a short run with a tiny step measures the cost of a round.
-        limit: The most that a run may cost. If None, it is measured.
+
+    Returns:
+        The question with ten times as many rounds, and as many gradients as they take, and the
+        limit.
     """
     length = min(question.rounds, _PILOT)
     pilot = with_step(method, 1e-3 * unit_step(method, problem))
     spec = question.make_spec(problem, pilot, seed=0)
     history = execute(replace(spec, rounds=length, record_every=length))
     times = question.rounds / max(1.0, history.last("round"))
-    return replace(
-        question,
-        limit=times * float(question.costs(history)[-1]) if limit is None else limit,
-        rounds=_MORE * question.rounds,
-        gradients=_MORE * times * history.last("gradients"),
-    )
+    gradients = _MORE * times * history.last("gradients")
+    limited = replace(question, rounds=_MORE * question.rounds, gradients=gradients)
+    return limited, times * float(question.costs(history)[-1])
 
 
 def choose(
@@ -239,12 +237,10 @@ def choose(
         budget: The time for the search and the evaluation: "60s", "5m", "1h", or seconds.
         methods: Names of methods, or methods to start from. If None, all that apply.
         stateless: Whether to leave out methods whose clients keep a state.
-        codecs: Whether to search codecs too. If None, they are searched if bytes, bits or
-            simulated seconds count.
+        codecs: Whether to search codecs too, as in `tune`.
         seeds: The seeds of the last stage; each is paired over all candidates.
         held_out_seeds: The number of other seeds, on which the last methods are evaluated.
-        record_every: Rounds between records, fewer if the best method needs few rounds. Costs
-            are interpolated between records.
+        record_every: Rounds between records, fewer if the best method needs few rounds.
         rounds: The most rounds of a run.
         jobs: The most processes, for runs that are long enough for several. If None, joblib's
             current backend decides.
@@ -271,10 +267,10 @@ def choose(
     """
     began = time.monotonic()
     end = began + parse_budget(budget)
-    question = ask(
-        problem, target, cost, rounds=rounds, record_every=record_every, costs=costs,
-        devices=devices,
-    )  # fmt: skip
+    question = Question(
+        Target.parse(target), Cost.parse(cost), record_every, rounds,
+        link=costs or TimeModel(), devices=devices,
+    ).checked(problem)  # fmt: skip
     check_whole("seeds", seeds, 1)
     check_whole("held_out_seeds", held_out_seeds, 1)
     codecs = counts_bytes(question.cost) if codecs is None else codecs
@@ -289,11 +285,12 @@ def choose(
             f"for all pairs; use at least {least}"
         )
     every = min(record_every, max(1, rounds // 40))  # a target must hold for several records
-    trials = Trials(problem, replace(question, record_every=every), jobs=jobs, store=store)
-    halving = Halving(trials, candidates, seeds, codecs, end, progress)
+    question = replace(question, record_every=every)
+    trials = Trials(problem, question, store=store, jobs=jobs, progress=progress)
+    halving = Halving(trials, candidates, seeds, codecs, end)
     halving.run()
-    halving.set_deadline("evaluation", 1.0)
-    halving.set_limit(_EVALUATION_LIMIT * halving.contenders[0].cost)
+    halving.begin("evaluation", 1.0)
+    trials.limit = _EVALUATION_LIMIT * halving.contenders[0].cost
     results = [contender.result() for contender in halving.contenders]
     held_out, ranked = _evaluate(trials, results, held_out_seeds)
     cut = list(halving.cut)
@@ -313,20 +310,21 @@ def _evaluate(
     deadline = trials.deadline
     rows: list[list[Trial]] = []
     for seed in range(HELD_OUT_SEED, HELD_OUT_SEED + seeds):
-        trials.deadline = deadline if len(rows) >= _LEAST_SEEDS else None
+        trials.deadline = deadline if len(rows) >= _LEAST_SEEDS else math.inf
         try:
             rows.append(trials.run([(each.method, seed, math.inf) for each in results]))
         except SearchEnded:
             break
-    found = dict(zip(map(str, range(len(results))), zip(*rows, strict=True), strict=True))
-    samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in found.items()}
+    ran = {each.name: own for each, own in zip(results, zip(*rows, strict=True), strict=True)}
+    samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in ran.items()}
+    named = {each.name: each for each in results}
     return len(rows), [
         replace(
-            results[int(place.name)],
+            named[place.name],
             sample=place.sample,
-            at_end=sum(trial.at_end for trial in found[place.name]),
-            value=median(trial.value for trial in found[place.name]),
-            rounds=max(trial.rounds for trial in found[place.name]),
+            at_end=sum(trial.at_end for trial in ran[place.name]),
+            value=median(trial.value for trial in ran[place.name]),
+            rounds=max(trial.rounds for trial in ran[place.name]),
             is_tied=place.is_tied,
             p_value=place.p_value,
         )

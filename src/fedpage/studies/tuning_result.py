@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from fedpage.core.columns import describe_column, list_axes
 from fedpage.core.types import HyperParameter
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
+from fedpage.report.search_plot import format_setting
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Table
-from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.studies.candidates import Candidate
 from fedpage.studies.space import Tunable
@@ -163,7 +163,7 @@ class Tuning:
         names = [
             name
             for name in (each.name for each in fields(chosen.method))
-            if name in self._changes or len({str(getattr(m, name)) for m, _ in shown}) > 1
+            if name in chosen.changes or len({str(getattr(m, name)) for m, _ in shown}) > 1
         ]
         label = describe_column(self.question.target.column).label
         head = (*names, self.goal.partition(" ")[0], f"best {label}", "over winner", "seeds")
@@ -171,33 +171,25 @@ class Tuning:
         for method, score in shown:
             paid = format_cost(score.cost, unit) if math.isfinite(score.cost) else "not reached"
             ratio = f"{score.ratio:.2f}" if math.isfinite(score.ratio) else "-"
-            values = (_write_value(getattr(method, name), name) for name in names)
+            values = (format_setting(name, getattr(method, name)) for name in names)
             rows.append((*values, paid, f"{score.best:.3g}", ratio, str(score.seeds)))
         caption = f"{self.goal}: medians over the seeds of the search"
         return replace(Table.of_texts(head, rows), caption=caption, align="r" * len(head))
 
     @property
-    def _changes(self) -> dict[str, str]:
-        """The recommended method's hyper-parameters that are not the defaults, in words."""
-        return {
-            each.name: f"{each.name} = {_write_value(value, each.name)} "
-            f"(default {_write_value(each.default, each.name)})"
-            for each in fields(self.method)
-            if (value := getattr(self.method, each.name)) != each.default
-        }
-
-    def findings(self, given: Collection[str] = ()) -> list[str]:
-        """Return lines on the settings, the search, the evaluation, and what to do next.
-
-        Args:
-            given: The hyper-parameters that the user gave.
-        """
-        chosen, changes = self.recommended, self._changes
-        own = [text for name, text in changes.items() if name not in given]
-        lines = [f"Chosen: {', '.join(own)}"] if own else []
-        if len(own) < len(changes):
-            others = [text for name, text in changes.items() if name in given]
-            lines.append(f"Given: {', '.join(others)}")
+    def notes(self) -> list[str]:
+        """Lines on the settings or the eliminations, the search, the evaluation, and the advice."""
+        if len(self.ranking) > 1:
+            return [*self.eliminations(), self.effort, f"Recommended: {self.reason}"]
+        chosen, lines = self.recommended, self.eliminations()
+        defaults = {each.name: each.default for each in fields(chosen.method)}
+        for title, is_given in (("Chosen", False), ("Given", True)):
+            words = [
+                f"{name} = {text} (default {format_setting(name, defaults[name])})"
+                for name, text in chosen.changes.items()
+                if (name in chosen.given) == is_given
+            ]
+            lines += [f"{title}: {', '.join(words)}"] if words else []
         lines.append(f"Searched: {', '.join(chosen.searched)}. {self.effort}")
         if chosen.sample is not None:
             seeds, level = chosen.sample.seeds, chosen.sample.level
@@ -236,28 +228,27 @@ class Tuning:
     def reason(self) -> str:
         """The recommendation with its reasons, in sentences."""
         chosen, first, unit = self.recommended, self.first, self.question.cost.column.unit
-        own = chosen.sample
+        own = math.nan if chosen.sample is None else chosen.sample.median
         parts = [f"{chosen.label} ({chosen.settings}), with {chosen.describe(unit)}."]
-        if own is not None:
-            parts.append(f"{chosen.at_end} of {own.seeds} runs end at the target.")
+        if chosen.sample is not None:
+            parts.append(f"{chosen.at_end} of {self.held_out} runs end at the target.")
         others = [each.label for each in self.tied if each is not chosen]
         if others:
             parts.append(
                 f"{join(others)} {'is' if len(others) == 1 else 'are'} tied with it: "
                 f"{self.held_out} held-out seeds do not tell them apart."
             )
-        if chosen is not first and first.sample is not None and own is not None:
-            lower = "lower" if first.sample.median < own.median else "same"
+        if chosen is not first and first.sample is not None:
+            median = "lower" if first.sample.median < own else "same"
             asks = join(first.demands)
-            parts.append(f"{first.label} has the {lower} median, but asks more: {asks}.")
+            parts.append(f"{first.label} has the {median} median, but asks more: {asks}.")
         behind = next((each for each in self.ranking if not each.is_tied), None)
-        if behind is not None and not behind.is_reached:
-            parts.append(f"{behind.label}, the next, does not reach the target in the median.")
-        elif behind is not None and behind.sample is not None and own is not None:
-            times = behind.sample.median / own.median if own.median > 0 else math.inf
-            digits = f"{times:.2g}" if times >= 1.05 else f"{times:.3f}"
-            parts.append(f"{behind.label}, the next, needs {digits} times as much.")
-        tuned = "" if build.hyper_words(chosen.method) else ", with the defaults and without tuning"
+        if behind is not None and behind.sample is not None:
+            times = behind.sample.median / own if own > 0 else math.inf
+            needs = f"needs {times:{'.2g' if times >= 1.05 else '.3f'}} times as much"
+            needs = needs if behind.is_reached else "does not reach the target in the median"
+            parts.append(f"{behind.label}, the next, {needs}.")
+        tuned = "" if chosen.changes else ", with the defaults and without tuning"
         parts.append(
             f"The clients of {chosen.label} keep {'no' if chosen.is_stateless else 'a'} state, "
             f"and the server needs only the mean of their replies{tuned}."
@@ -266,8 +257,9 @@ class Tuning:
             parts.append(f"It assumes: {chosen.entry.assumes}.")
         stateless = [each for each in self.ranking if each.is_stateless]
         if stateless and not chosen.is_stateless:
-            other = stateless[0]
-            parts.append(f"Without client states: {other.label}, {other.describe(unit)}.")
+            parts.append(
+                f"Without client states: {stateless[0].label}, {stateless[0].describe(unit)}."
+            )
         return " ".join(parts)
 
     @property
@@ -299,12 +291,6 @@ class Tuning:
             )
         return "The winner is a local optimum: no neighbour on any axis is better."
 
-    @property
-    def notes(self) -> list[str]:
-        """The eliminations, the effort, and the recommendation or the advice."""
-        last = f"Recommended: {self.reason}" if len(self.ranking) > 1 else self.advice
-        return [*self.eliminations(), self.effort, last]
-
     def __repr__(self) -> str:
         chosen = self.recommended
         cost = chosen.describe(self.question.cost.column.unit)
@@ -316,14 +302,6 @@ class Tuning:
 
     def __str__(self) -> str:
         return self.table().to_text()
-
-
-def _write_value(value: object, name: str) -> str:
-    """Write a hyper-parameter's value in short; None is every client or row, or follows a rule."""
-    if value is None:
-        return "all" if name[:1] in ("b", "S") else "by rule"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"{value:.4g}" if is_number else str(value)
 
 
 def join(words: Sequence[str]) -> str:
@@ -386,24 +364,23 @@ def write_page(
         tables.append(Table.of_texts(["eliminated", "methods"], lines, found.effort))
     axes = list_axes(run.columns for run in runs)
     axes = axes if question.cost.counts("seconds") else (question.cost.name, *axes)
-    settings = {
-        "problem": runs[0].meta.get("problem", {}),
-        "target": str(question.target),
-        "cost": question.cost.name,
-        "seeds": list(range(found.seeds)),
-        "held-out seeds": list(found.held_out_seeds),
-        "methods": [describe_method(each.method) for each in found.ranking],
-        "costs on held-out seeds": {
-            each.label: list(each.sample.costs) for each in found.ranking if each.sample
-        },
-        "left out": dict(found.left_out),
-        "versions": runs[0].meta.get("versions", {}),
-    }
     curves = PanelRuns("", by_method(runs))
     page = Page(
         title=title,
         figures=[FigureRuns("runs", "The evaluation on held-out seeds", "", 1, (curves,))],
-        settings=settings,
+        settings={
+            "problem": runs[0].meta.get("problem", {}),
+            "target": str(question.target),
+            "cost": question.cost.name,
+            "seeds": list(range(found.seeds)),
+            "held-out seeds": found.held_out_seeds,
+            "methods": [describe_method(each.method) for each in found.ranking],
+            "costs on held-out seeds": {
+                each.label: each.sample.costs for each in found.ranking if each.sample
+            },
+            "left out": found.left_out,
+            "versions": runs[0].meta.get("versions", {}),
+        },
         columns=list(dict.fromkeys([question.target.column, "grad_norm", "loss"])),
         axes=list(dict.fromkeys(axes)),
         tables=tables,

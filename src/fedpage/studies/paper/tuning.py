@@ -84,12 +84,12 @@ def search(
 
         values = {"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {})
         question = Question(
-            Target(value=grid.target, hold=hold), Cost.parse("rounds"), limit=about.rounds,
+            Target(value=grid.target, hold=hold), Cost.parse("rounds"),
             record_every=every if isinstance(every, int) else 10,
             rounds=math.ceil((1 + hold) * about.rounds),  # a stretch may end after the limit
         )  # fmt: skip
         store = out / "tuning" / f"{figure}.jsonl"
-        trials = Trials(problem, question, store=store, jobs=jobs, progress=report)
+        trials = Trials(problem, question, about.rounds, store, jobs, report)
         axes, design = given_axes(method, problem, values, is_fixed=True)
         found = Search(trials, method, axes, seeds=grid.seeds, design=design)
         found.run()
