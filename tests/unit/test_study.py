@@ -17,7 +17,7 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.runs.store import RunStore
-from fedpage.studies import results
+from fedpage.studies.results import StudyResults
 from fedpage.studies.study import Study
 
 TEXT = """
@@ -188,7 +188,7 @@ def test_a_study_of_objects_equals_that_of_tables(load, tmp_path):
     study.run()
     assert len(study.runs()) == 8
     assert load().run().new_runs == 28 - 4  # those of SCAFFOLD are shared
-    with pytest.raises(InputError, match=r"methods must be a table of names"):
+    with pytest.raises(InputError, match=r"methods must be a table"):
         Study({"first": problem}, [fp.FedPAGE()], rounds=3)
     with pytest.raises(InputError, match=r"\[methods.fedpage\]: unknown key 'Q'"):
         Study({"first": problem}, {"fedpage": fp.FedPAGE()}, rounds=3, grid={"Q": [1]})
@@ -274,8 +274,9 @@ def test_claims_are_checked(load):
 def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     study = load()
     with pytest.raises(InputError, match="no run has ended"):
-        results.export(study, tmp_path / "out")
-    files = results.export(study.run(), tmp_path / "out")
+        StudyResults(study).check()
+    results = StudyResults(study.run())
+    files = results.export(tmp_path / "out")
     names = {path.name for path in files}
     assert {"report.html", "figure.pdf", "costs-first.tex", "records.csv"} <= names
     page = (tmp_path / "out" / "report.html").read_text()
@@ -283,10 +284,10 @@ def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "records.csv").read_text().splitlines()))
     assert len(rows) == 28 * 5
     assert list(rows[0])[:5] == ["problem", "method", "step", "K", "seed"]
-    path = results.write_records(study, tmp_path / "records.parquet")
+    path = results.write_records(tmp_path / "records.parquet")
     assert len(polars.read_parquet(path)) == 28 * 5
     with pytest.raises(InputError, match=r"\.csv or \.parquet"):
-        results.write_records(study, tmp_path / "records.xls")
+        results.write_records(tmp_path / "records.xls")
 
 
 FEW = TEXT.partition("[[figures]]")[0].replace("[2, 4]", "2").replace("[0.1, 0.3]", "[0.1]")
@@ -334,7 +335,7 @@ def test_add_keeps_comments_and_refuses_what_it_cannot_add(run, refused, write):
         (("study", "run", "none.toml"), "none.toml: there is no such file"),
         (("study", "rn"), "did you mean 'run'"),
         (("study", "report", "study.toml"), "no run has ended"),
-        (("study", "export", "study.toml", "o", "--records", "xls"), "csv or parquet"),
+        (("study", "export", "study.toml", "o", "--records", "xls"), "no run has ended"),
     ],
 )
 def test_bad_input_is_one_line(refused, write, words, what):

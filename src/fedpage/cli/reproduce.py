@@ -21,8 +21,9 @@ from fedpage.core.errors import InputError
 from fedpage.data import registry
 from fedpage.report.tables import Table
 from fedpage.runs.config import ProblemConfig, setting
-from fedpage.studies import claims, results
+from fedpage.studies import claims
 from fedpage.studies.paper import book, tuning
+from fedpage.studies.results import StudyResults, write_page
 from fedpage.studies.study import Study
 
 app = options.make_app()
@@ -82,21 +83,16 @@ def reproduce(config: ReproduceConfig) -> Document:
         unsearched = [name for name in names if book.tuning(name) and name not in searched]
         if unsearched:
             _tune(studies, unsearched, out, jobs)
-    figures = {key: made for study in studies for key, made in study.figures().items()}
+    results = [StudyResults(study) for study in studies]
+    figures = {name: figure for part in results for name, figure in part.figures.items()}
     tuned = _load_tuned(studies, out)
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
     check_steps = partial(tuning.check_steps, tuned)
     checked = [claims.evaluate(claim, figures, check_steps) for claim in concerned]
-    for study in studies:
-        results.write_figures(study, out / "figures")
-    page = results.write_page(
-        out / "report.html",
-        title="FedPAGE: the paper's experiments",
-        studies=studies,
-        runs=[run for study in studies for run in study.runs().values()],
-        figures=list(figures.values()),
-        claims=checked,
-    )
+    for part in results:
+        part.write_figures(out / "figures")
+    title = "FedPAGE: the paper's experiments"
+    page = write_page(out / "report.html", results, title=title, claims=checked)
     print_claims(checked)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")

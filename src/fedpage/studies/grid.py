@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from fedpage.runs.config import (
 from fedpage.studies.claims import Claim
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Selection")
 MOST_RUNS = 100_000
 """The most runs of a study; the list of more would fill the memory."""
 
@@ -49,6 +50,18 @@ class Selection:
     methods: list[str] = field(default_factory=list)
     where: dict[str, Any] = field(default_factory=dict)
     best: bool = False
+
+    def is_about(self, curve: Curve) -> bool:
+        """Return True if the figure or table shows a curve."""
+        if self.problems and curve.problem not in self.problems:
+            return False
+        if self.methods and curve.method not in self.methods:
+            return False
+        return all(
+            name not in curve.given
+            or curve.given[name] in (values if isinstance(values, list) else [values])
+            for name, values in self.where.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -175,49 +188,58 @@ class StudyConfig:
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     def named_figures(self) -> dict[str, FigureConfig]:
-        """Return what the study says about its figures, by name; by default there is one."""
-        figures = self.figures or [FigureConfig()]
-        return {
-            figure.name or ("figure" if len(figures) == 1 else f"figure-{number}"): figure
-            for number, figure in enumerate(figures, start=1)
-        }
+        """Return the settings of the figures by name; by default there is one figure."""
+        return dict(_name_parts(self.figures or [FigureConfig()], "figure"))
+
+    def named_tables(self) -> list[tuple[str, TableConfig]]:
+        """Return the settings of the tables by name; by default there is one table a problem."""
+        return _name_parts(self.tables or [TableConfig()], "costs")
 
 
-def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
-    """Read a study file.
+def _name_parts(parts: Sequence[P], noun: str) -> list[tuple[str, P]]:
+    """Return figures or tables with their names; those without a name are numbered."""
+    return [
+        (part.name or (noun if len(parts) == 1 else f"{noun}-{number}"), part)
+        for number, part in enumerate(parts, start=1)
+    ]
+
+
+def parse_study(path: Path, table: Settings, changes: Sequence[str] = ()) -> StudyConfig:
+    """Read the table of a study file.
 
     Paths of data and of own losses, partitions, metrics and methods are relative to the file,
     where such a file exists.
 
     Args:
         path: The file.
+        table: Its content.
         changes: Values to change first, such as "methods.fedpage.eta_g=[0.1, 0.3]".
 
     Raises:
-        InputError: The file cannot be read, or a key or value is not one of a study.
+        InputError: A key or value is not one of a study.
     """
-    table = toml.read(path)
     table.setdefault("name", "".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem))
     toml.apply_changes(table, changes)
-    defaults = table.get("defaults")
-    defaults = defaults if isinstance(defaults, dict) else {}
-    of_problems = ("data", "objective", "partition", "metrics")
-    for what, keys in (("problem", of_problems), ("method", ("method",))):
-        section = table.get(f"{what}s")
-        entries = list(section.values()) if isinstance(section, dict) else []
-        for entry in (*entries, defaults.get(what)):
-            for key in keys if isinstance(entry, dict) else ():
-                if isinstance(entry.get(key), str):
-                    words = entry[key].split(",") if key == "metrics" else [entry[key]]
-                    entry[key] = ",".join(_place_file(word.strip(), path.parent) for word in words)
-    return structure(StudyConfig, table, str(path))
+    config = structure(StudyConfig, table, str(path))
+    of_problems, defaults = ("data", "objective", "partition", "metrics"), config.defaults
+    _place_files([*config.problems.values(), defaults.problem], of_problems, path.parent)
+    _place_files([*config.methods.values(), defaults.method], ("method",), path.parent)
+    return config
 
 
-def _place_file(text: str, folder: Path) -> str:
-    """Make a path absolute that is relative to the folder of a study file."""
-    path, at, rest = text.rpartition("@")
-    file = folder / (path if at else text)
-    return f"{file.resolve()}{at}{rest if at else ''}" if file.is_file() else text
+def _place_files(tables: Iterable[Any], keys: Sequence[str], folder: Path) -> None:
+    """Make the paths absolute that are relative to the folder of a study file."""
+
+    def place(text: str) -> str:
+        path, at, name = text.rpartition("@") if "@" in text else (text, "", "")
+        file = folder / path
+        return f"{file.resolve()}{at}{name}" if file.is_file() else text
+
+    for table in filter(lambda each: isinstance(each, dict), tables):
+        for key in keys:
+            if isinstance(table.get(key), str):
+                words = table[key].split(",") if key == "metrics" else [table[key]]
+                table[key] = ",".join(place(word.strip()) for word in words)
 
 
 SPECIAL = ("step", "rho")
