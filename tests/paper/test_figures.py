@@ -88,7 +88,7 @@ def test_the_search_for_tuned_steps(tmp_path):
     grid, seen = book.TuningTable([0.003, 0.3], [0.01, 1.0], 0.08, 2), []
 
     def search():
-        report = lambda what, *_: seen.append(what)  # noqa: E731
+        report = lambda done, total, what: seen.append(what)  # noqa: E731
         return tuning.search(study, "tiny/one", grid, tmp_path, 1, report)
 
     rows = search()

@@ -143,10 +143,7 @@ def _tune(
     found: dict[str, object] = {}
     for study, name, grid in chosen:
         with progress_bar("search") as progress:
-            rows = tuning.search(
-                study, name, grid, out, jobs,
-                lambda what, done, total, _note: progress(done, total, what),
-            )  # fmt: skip
+            rows = tuning.search(study, name, grid, out, jobs, progress)
         table = tuning.table(name, grid, rows)
         print_table(table, wrapped=table.headings[-1:])
         print(f"Written to {_tuned_path(out, name)}")
