@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import AnyMethod
-from fedpage.methods import MethodEntry
 from fedpage.methods.fair import at_step
 from fedpage.runs import toml
 from fedpage.runs.build import find_method
@@ -247,22 +247,26 @@ SPECIAL = ("step", "rho")
 
 
 @dataclass(frozen=True)
-class StudyProblem:
+class _ProblemKeys:
+    """Hold the keys of a problem's table that are not keys of `ProblemConfig`."""
+
+    title: str = ""
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyProblem(_ProblemKeys):
     """A problem of a study: its configuration, or the problem itself.
 
     Attributes:
-        name: Its name in the file.
         title: Its name for readers.
-        source: What `open_source` makes the problem of.
         methods: Hyper-parameters that methods have on this problem, by method.
         grid: Grids that replace those of the study.
+        source: What `open_source` makes the problem of.
     """
 
-    name: str
-    title: str
-    source: Any
-    methods: Mapping[str, Settings] = field(default_factory=dict)
-    grid: Mapping[str, list[Any]] = field(default_factory=dict)
+    source: Any = None
 
 
 class RunKey(NamedTuple):
@@ -330,7 +334,7 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
     for name, table in tables.items():
         place = f"{where}, [problems.{name}]"
         if not isinstance(table, dict):
-            found[name] = StudyProblem(name, name, table)
+            found[name] = StudyProblem(name, source=table)
             continue
         own, source = _split(table, _ProblemKeys, place)
         unknown = next((key for key in own.methods if key not in config.methods), None)
@@ -338,25 +342,8 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
             hint = did_you_mean(unknown, config.methods)
             raise InputError(f"{place}: methods has {unknown!r}, which is not a method;{hint}")
         config_ = structure(ProblemConfig, source, place)
-        found[name] = StudyProblem(name, own.title or name, config_, own.methods, own.grid)
+        found[name] = StudyProblem(own.title or name, own.methods, own.grid, config_)
     return found
-
-
-@dataclass(frozen=True)
-class _ProblemKeys:
-    """Keys of a problem's table that are not those of `ProblemConfig`."""
-
-    title: str = ""
-    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _MethodKeys:
-    """Keys of a method's table that are no hyper-parameters."""
-
-    method: str = ""
-    label: str = ""
 
 
 def _split(table: Settings, keys: type[T], place: str) -> tuple[T, Settings]:
@@ -417,15 +404,31 @@ def list_curves(
     }
     labels = [method.label for method in methods.values()]
     curves = []
-    for problem, (name, method) in itertools.product(problems.values(), methods.items()):
+    for (on, problem), (name, method) in itertools.product(problems.items(), methods.items()):
         is_alone = labels.count(method.label) == 1
         label = method.label if is_alone else f"{method.label} ({name})"
         grid, more = {**config.grid, **problem.grid}, problem.methods.get(name, {})
         for chosen, given in _multiply({**grid, **method.given, **more}, method.place):
-            curves.append(Curve(problem.name, name, label, chosen, given, method.build(given)))
+            curves.append(Curve(on, name, label, chosen, given, method.build(given)))
     if len(curves) * len(config.seed_list) > MOST_RUNS:
         raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
     return curves
+
+
+@dataclass(frozen=True)
+class _MethodKeys:
+    """Hold the keys of a method's table that are not hyper-parameters."""
+
+    method: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class _Special:
+    """Hold the values of `SPECIAL`."""
+
+    step: float = setting(0.0, above=0, at_most=1e300)
+    rho: float = setting(0.0, above=0, at_most=1e300)
 
 
 @dataclass(frozen=True)
@@ -433,33 +436,26 @@ class _Method:
     """A method of a study, before its grids are multiplied: the keys of a table, or an object."""
 
     label: str
-    entry: MethodEntry
+    cls: type[AnyMethod]
+    make: Callable[..., AnyMethod]
     given: Settings
     place: str
-    value: AnyMethod | None = None
 
     def build(self, values: Settings) -> AnyMethod:
         """Build the method with these hyper-parameters, effective step and rho."""
         parsed = dict[str, Any]()
         for key, value in values.items():
-            if key in SPECIAL:
-                parsed |= field_values(_Special, {key: value}, self.place)
-            else:
-                is_word = isinstance(value, str)
-                parsed |= field_values(self.entry.cls, {key: value}, self.place, words=is_word)
+            is_word = isinstance(value, str) and key not in SPECIAL
+            cls = _Special if key in SPECIAL else self.cls
+            parsed |= field_values(cls, {key: value}, self.place, words=is_word)
         step, rho = (parsed.pop(key, None) for key in SPECIAL)
-        method: Any = self.value
         try:
-            if method is None:
-                method = self.entry(**parsed)
-            elif parsed:
-                method = replace(method, **parsed)
+            method: Any = self.make(**parsed)
             if step is not None:
                 method = at_step(method, step)
             if rho is not None:
                 if not hasattr(method, "local_step"):
-                    label = self.entry.label
-                    raise InputError(f"rho is FedPAGE's; {label} has no such ratio of steps")
+                    raise InputError(f"rho is FedPAGE's; {method.name} has no such ratio of steps")
                 method = replace(method, eta_l=rho * method.eta_g / method.K)
         except InputError as error:
             raise InputError(f"{self.place}: {error}") from None
@@ -468,15 +464,14 @@ class _Method:
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
     if not isinstance(table, dict):
-        entry = MethodEntry(type(table), table.name)
-        return _Method(_label(name, table.name), entry, {}, place, value=table)
+        return _Method(_label(name, table.name), type(table), partial(replace, table), {}, place)
     own, given = _split(table, _MethodKeys, place)
     try:
         entry = find_method(own.method or name)
     except InputError as error:
         hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
-    return _Method(own.label or _label(name, entry.label), entry, given, place)
+    return _Method(own.label or _label(name, entry.label), entry.cls, entry, given, place)
 
 
 def _label(name: str, method: str) -> str:
@@ -497,11 +492,3 @@ def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]
     for chosen_values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, chosen_values, strict=True))
         yield chosen, {**table, **chosen}
-
-
-@dataclass(frozen=True)
-class _Special:
-    """The values of `SPECIAL`."""
-
-    step: float = setting(0.0, above=0, at_most=1e300)
-    rho: float = setting(0.0, above=0, at_most=1e300)
