@@ -98,11 +98,16 @@ def search(
                 within_tenth=sorted(near),
             )
         )
-    path = out / "tuning" / f"{figure}.json"
+    path = result_file(out, figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
     put(path, json.dumps(table, indent=2).encode("utf-8") + b"\n")
     return rows
+
+
+def result_file(out: Path, figure: str) -> Path:
+    """Return the file of the results of a search."""
+    return out / "tuning" / f"{figure}.json"
 
 
 def table(figure: str, grid: TuningTable, rows: Sequence[TunedCurve]) -> Table:
