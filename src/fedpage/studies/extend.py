@@ -60,7 +60,7 @@ def _add_seeds(text: str, old: int | list[int], more: int) -> str:
 
 
 def _add_method(text: str, words: str, study: Study) -> str:
-    """Append the table of a method, such as that of "fedprox:S=20", to a study file."""
+    """Append the table of a method, such as "fedprox:S=20", to a study file."""
     name, settings = split_settings(words)
     label, count = name, 1
     while label in study.config.methods or f"[methods.{label}]" in text:

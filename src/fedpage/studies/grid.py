@@ -33,7 +33,7 @@ MOST_RUNS = 100_000
 
 @dataclass(frozen=True)
 class Selection:
-    """Say which runs of a study a figure or a table is about.
+    """Select the runs of a study that a figure or a table shows.
 
     Attributes:
         name: The name of its files.
@@ -119,7 +119,7 @@ def _check_cost(text: str) -> None:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Hold what all problems and all methods have, unless they say otherwise."""
+    """Hold the keys of all problems and of all methods, which their tables may override."""
 
     problem: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
@@ -262,7 +262,7 @@ class StudyProblem(_ProblemKeys):
     Attributes:
         title: Its name for readers.
         methods: Hyper-parameters that methods have on this problem, by method.
-        grid: Grids that replace those of the study.
+        grid: Grids that replace the study's.
         source: What `open_source` makes the problem of.
     """
 
@@ -287,7 +287,7 @@ class Curve:
         method: The name of the method in the file.
         label: The method's name for readers.
         setting: The values of the grids.
-        given: All values that the study gives, those of the grids included.
+        given: All values that the study gives, including the values of the grids.
         value: The method with its hyper-parameters.
     """
 
@@ -323,7 +323,7 @@ def format_value(value: object) -> str:
 
 
 def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
-    """Build what a study says about each problem.
+    """Read the problems of a study.
 
     Args:
         config: The study.

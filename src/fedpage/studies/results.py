@@ -150,7 +150,7 @@ class StudyResults:
         return list(found)
 
     def _edge_notes(self, part: Selection, labels: Mapping[str, Curve]) -> tuple[str, ...]:
-        """Say which of the best settings are the least or the largest value of their grids."""
+        """Name the best settings that are the least or the largest value of their grids."""
         edges = []
         for label, curve in labels.items() if part.best else ():
             for name, value in curve.setting.items():
@@ -340,7 +340,7 @@ def write_page(
 
 
 def _settings(study: Study) -> dict[str, Any]:
-    """Return what a reader needs to repeat a study."""
+    """Return the settings with which a reader can repeat a study."""
     config = study.config
     return {
         "rounds": config.rounds,

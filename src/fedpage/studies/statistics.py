@@ -164,8 +164,7 @@ def rank_test(a: Sequence[float], b: Sequence[float]) -> float:
     counts: Vector = np.zeros((n + 1, int(doubled.sum()) + 1))
     counts[0, 0] = 1
     for rank in doubled:
-        for taken in range(n, 0, -1):
-            counts[taken, rank:] += counts[taken - 1, : counts.shape[1] - rank]
+        counts[1:, rank:] += counts[:-1, : counts.shape[1] - rank]  # numpy copies what overlaps
     expected = n * (len(ranks) + 1)  # of the doubled ranks
     distances = np.abs(np.arange(counts.shape[1]) - expected)
     is_uneven = distances >= abs(int(doubled[:n].sum()) - expected)

@@ -105,7 +105,7 @@ class Study:
 
     def _set(self, config: StudyConfig, store: Path | None, where: str) -> None:
         self.config = config
-        """What the study file says."""
+        """The tables of the study file."""
         self.store = store
         """The directory of the runs, or None if they are kept in memory."""
         self.options = RunOptions()
