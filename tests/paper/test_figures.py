@@ -145,20 +145,6 @@ def test_reproduce_on_the_command_line(run, tmp_path):
     assert "0 new runs" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("reproduce",), "name a figure"),
-        (("reproduce", "comparison/a9a"), "did you mean 'comparison/a9a-robust'"),
-        (("reproduce", "all", "--seeds", "0"), "--seeds"),
-        (("reproduce", "comparison/a9a-robust", "--data", "nope"), "unknown data set"),
-        (("reproduce", "comparison/a9a-robust", "--tune", "--data", "census"), "only local-steps"),
-    ],
-)
-def test_bad_input_is_one_line(refused, words, what):
-    refused(words, what)
-
-
 def test_missing_data_files_are_named_with_the_command_that_fetches_them(
     run, monkeypatch, tmp_path
 ):

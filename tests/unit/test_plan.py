@@ -347,47 +347,7 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
     assert row["bits_up"] == pytest.approx(row["clients"] * bits)
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("--target 0", "above 0"),
-        ("--target nan", "finite"),
-        ("--target accuracy:0.9", "theorems are about"),
-        ("--target gap:0.1", "a convex objective only"),
-        ("--target 0.1 --S 5000", "S must be"),
-        ("--target 0.1 --L inf", "L must be"),
-        ("--target 0.1 --mu 2", "mu must be at most L=1"),
-        ("--target 0.1 --rows 0", "'--rows'"),
-        ("--target 0.1 --latency -1", "latency must be"),
-        ("--target 0.1 --data a9b", "did you mean 'a9a'"),
-        ("--target 0.1 --data census:rows=40 --rows 3", "without --data"),
-        ("--target 0.1 --up foo", "unknown codec 'foo'"),
-        ("--target 0.1 --up bernoulli:0.1", "has the same size"),
-        ("--target 0.1 --up randk:200", "cannot keep 200 of 100"),
-        ("--target 0.1 --cost seconds", "needs at least one of latency"),
-        ("--target 0.1 --cost floats_up", "a plan has no floats_up"),
-    ],
-)
-def test_wrong_options_are_refused(refused, words, what):
-    refused(("plan", *words.split()), what)
-
-
 # --- steps by theory on the command line ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("fedpage --steps magic", "--steps must be"),
-        ("fedpage --steps theory --eta-g 0.1", "chooses eta_g; leave it out"),
-        ("vrl-sgd --steps theory", "step sizes for VRL-SGD; give eta_l, or"),
-        ("fedadam --steps theory", "no theorem gives step sizes for FedAdam"),
-        ("svrp --steps theory", "SVRP needs mu; choose --objective logistic-l2"),
-        ("svrp --objective squares-l2 --gamma 0.5 --steps theory", "chooses gamma"),
-    ],
-)
-def test_wrong_steps_are_refused(refused, words, what):
-    refused(("run", *words.split()), what)
 
 
 @pytest.mark.parametrize("method", ["fedpage", "page", "fedpage-full", "scaffold", "fedavg"])

@@ -294,10 +294,11 @@ FEW = TEXT.partition("[[figures]]")[0].replace("[2, 4]", "2").replace("[0.1, 0.3
 """Three curves of each problem, and no figure."""
 
 
-def test_the_commands(run, write, tmp_path):
+def test_the_commands(run, refused, write, tmp_path):
     file = str(write(FEW))
     code, out, _ = run("study", "status", file)
     assert (code, "12 not begun" in out) == (0, True)
+    refused(("study", "report", file), "no run has ended")
     code, out, err = run("study", "run", file, "--set", "problems.first.objective=logistic")
     assert code == 0, err
     assert "6 new runs" in out  # the two problems are then the same
@@ -327,20 +328,6 @@ def test_add_keeps_comments_and_refuses_what_it_cannot_add(run, refused, write):
     code, _, err = run("study", "add", str(file), "--seeds", "2")
     assert code == 0, err
     assert file.read_text() == before.replace("[4, 7]", "[4, 7, 8, 9]")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("study", "run", "none.toml"), "none.toml: there is no such file"),
-        (("study", "rn"), "did you mean 'run'"),
-        (("study", "report", "study.toml"), "no run has ended"),
-        (("study", "export", "study.toml", "o", "--records", "xls"), "no run has ended"),
-    ],
-)
-def test_bad_input_is_one_line(refused, write, words, what):
-    write()
-    refused(words, what)
 
 
 def test_the_study_of_the_documentation_is_fifteen_lines(load):

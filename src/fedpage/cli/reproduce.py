@@ -71,20 +71,20 @@ def reproduce(config: ReproduceConfig) -> Document:
             except InputError as error:
                 hint = "or use `--data census`, which is synthetic"
                 raise InputError(f"{error}, {hint}") from None
-    prepare_out(out, force=True)
-    jobs = min(config.jobs, os.cpu_count() or 1)
-    began = time.perf_counter()
     searches = [
         (study, figure, grid)
         for study in studies
         for figure in study.config.named_figures()
         if (grid := book.tuning(figure)) is not None
     ]
+    if config.tune and not searches:
+        raise InputError(
+            "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
+        )
+    prepare_out(out, force=True)
+    jobs = min(config.jobs, os.cpu_count() or 1)
+    began = time.perf_counter()
     if config.tune:
-        if not searches:
-            raise InputError(
-                "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
-            )
         return {"searched": _tune(searches, out, jobs)}
     for study in studies:
         with continues(out), progress_bar("runs") as progress:
