@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -161,7 +161,7 @@ def check_steps(
     claim: Claim,
     figure: FigureRuns,
     choices: Mapping[str, str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Compare the tuned eta_g of a figure's curves, as `fedpage.studies.claims.Check`.
 
     Args:
@@ -175,7 +175,6 @@ def check_steps(
     for row in tuned.get(figure.name, ()):
         if (row["hold"] == 0) == bool(choices):
             panels.setdefault(row["panel"], []).append(row)
-    findings = []
     printed = iter(claim.printed if figure.name.endswith("a9a") else ())
     for panel, rows in panels.items():
         near = [row["within_tenth"] for row in rows]
@@ -191,5 +190,4 @@ def check_steps(
         measured = f"{chosen}{theirs}; within a tenth of the best: {ranges}"
         needed = "every eta_g within a tenth of the best is larger for the largest K"
         where = f"{figure.name}, {panel}"
-        findings.append(Finding(where, "eta_g rises with K", verdict, measured, needed))
-    return findings
+        yield Finding(where, "eta_g rises with K", verdict, measured, needed)
