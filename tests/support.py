@@ -11,7 +11,9 @@ from rows import ROWS, Setting
 
 import fedpage as fp
 from fedpage.core.random import RoundDraws
+from fedpage.core.types import Smoothness
 from fedpage.engine.simulate import Simulation
+from fedpage.theory.planner import Planner
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
@@ -22,6 +24,13 @@ def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str
     del error  # its frames would keep what the call has opened
     assert "\n" not in text
     return text
+
+
+def analyses(setting: Any, *, d: int = 1, convex: bool = False, **more: Any) -> list[Any]:
+    """Return the rows of a plan from numbers alone; a convex one is about the gap by default."""
+    more = {"measure": "gap" if convex else "grad_norm", "L": (setting.L,) * 4} | more
+    more["L"] = Smoothness(*more["L"])
+    return Planner(setting, d=d, convex=convex, **more).rows()
 
 
 class PlainOracle:

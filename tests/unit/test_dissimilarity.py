@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from support import quadratic, uneven
+from support import analyses, quadratic, uneven
 
 import fedpage as fp
 from fedpage import theory
 from fedpage.theory import constants
-from fedpage.theory import planner as planning
 
 
 def planted(eigenvalues: list[float]) -> fp.Quadratic:
@@ -110,7 +109,7 @@ def test_overflow_is_infinite(dense, monkeypatch):
 
 def test_a_convex_plan_has_the_bounds_of_s_dane():
     setting = theory.Setting(N=100, S=5, K=4, M=20, epsilon=0.01, L=8.0, R2=3.0, delta=0.5)
-    rows = {row.method: row for row in planning.plan(setting, d=10, convex=True)}
+    rows = {row.method: row for row in analyses(setting, d=10, convex=True)}
     plain, fast = rows["S-DANE"], rows["Acc-S-DANE"]
     assert plain.kind == fast.kind == "bound"
     assert plain.rounds == 2 * 150  # lam R2/(2 epsilon) pairs of rounds, lam = 2 delta
@@ -126,7 +125,7 @@ def test_a_convex_plan_has_the_bounds_of_s_dane():
     assert history.last("gradients_per_client") / 10 == pytest.approx(
         plain.gradients_per_client / plain.rounds
     )
-    assert "S-DANE" not in {row.method for row in planning.plan(setting, d=10, convex=False)}
+    assert "S-DANE" not in {row.method for row in analyses(setting, d=10)}
 
 
 def test_steps_of_theory_take_mu_from_the_l2_regulariser():

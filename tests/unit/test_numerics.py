@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from support import methods
+from support import analyses, methods
 
 import fedpage as fp
 from fedpage.core.errors import InputError
@@ -28,7 +28,6 @@ from fedpage.theory import (
     estimate,
     local_smoothness,
     nonconvex_fedpage,
-    planner,
     reference,
     variance,
 )
@@ -458,7 +457,7 @@ def test_too_many_clients_and_no_rows_are_refused_in_one_line():
 def test_theory_and_plans_at_the_smallest_federations():
     for N, S, K, convex in ((1, 1, 1, True), (1, 1, 1, False), (1, 1, 3, True), (5, 5, 3, False)):
         setting = Setting(N=N, S=S, K=K, M=1, epsilon=0.1)
-        for line in planner.plan(setting, d=1, convex=convex):
+        for line in analyses(setting, convex=convex):
             assert line.rounds is None or 1 <= line.rounds < math.inf
     # p = S/N = 1: PAGE is gradient descent, and its theorem gives gradient descent's step
     assert fp.theory.nonconvex_page(L=2.0, N=3, S=3, D0=1.0, epsilon=0.1).method.eta_g == 0.5
@@ -471,7 +470,7 @@ def test_plans_are_finite_at_the_ends_of_the_range():
     ):
         far_off = {"L": L, "D0": far, "R2": far, "sigma": other, "G": other, "B": max(other, 1.0)}
         setting = Setting(N=10, S=2, K=3, M=5, epsilon=epsilon, **far_off)
-        lines = planner.plan(setting, d=1, convex=convex)
+        lines = analyses(setting, convex=convex)
         assert all(line.rounds is None or 1 <= line.rounds < math.inf for line in lines)
 
 

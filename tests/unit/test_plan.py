@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import analyses
 
 import fedpage as fp
 from fedpage import theory
@@ -21,11 +22,11 @@ BASE = Setting(N=64, S=8, K=4, M=27, epsilon=1e-3, L=5.0, D0=0.7, R2=0.3, mu=0.2
 KINDS = ("convex", "nonconvex")
 
 
-def planned(up="none", *, d=100, convex=False, measure=None, **changes) -> dict[str, planner.Row]:
+def planned(up="none", *, convex=False, measure=None, **changes) -> dict[str, planner.Row]:
     """Return the row with the fewest rounds of each method; one analysis is about G > 0."""
-    setting = dataclasses.replace(BASE, **changes)
-    rows = planner.plan(
-        setting, d=d, convex=convex, measure=measure, up=up, average_L=3.0, whole_L=2.0
+    setting, asked = dataclasses.replace(BASE, **changes), {"measure": measure} if measure else {}
+    rows = analyses(
+        setting, d=100, convex=convex, codec=as_codec(up), L=(setting.L, 4.0, 3.0, 2.0), **asked
     )
     known = [r for r in rows if r.rounds is not None and r.source != "Yu et al. 2019"]
     return {row.method: row for row in sorted(known, key=lambda row: -row.rounds)}
@@ -45,21 +46,6 @@ def pairs(entries):
         for kind in KINDS
         if getattr(entry, kind) is not None
     ]
-
-
-@pytest.mark.parametrize(("entry", "kind"), pairs(RIVALS))
-def test_rates_grow_as_they_should(entry, kind):
-    rounds = [rate(entry, kind, epsilon=10.0**-k) for k in range(1, 7)]
-    assert 0 < rounds[0] < rounds[-1]
-    assert rounds == sorted(rounds)
-    sampled = [rate(entry, kind, S=S) for S in (64, 8, 1)]
-    assert sampled == sorted(sampled)
-    clients = [rate(entry, kind, N=N) for N in (8, 64, 512)]
-    assert clients == sorted(clients)
-    name, values = ("omega", (0, 1, 9)) if entry.codec != "contractive" else ("alpha", (1, 0.1))
-    coded = [rate(entry, kind, **{name: value}) for value in values]
-    assert coded == sorted(coded)
-    assert (coded[0] < coded[-1]) == (entry.codec != "")
 
 
 @pytest.mark.parametrize(("entry", "kind"), pairs(RIVALS))
@@ -129,7 +115,7 @@ def test_a_plan_has_every_method_and_the_steps_of_the_theorems():
         N=1000, S=10, K=10, M=20, epsilon=0.1, sigma=1.0, G=1.0, B=1.0, L=2.0, D0=3.0, R2=4.0
     )
     link = planner.TimeModel(latency=1.0)
-    rows = planner.plan(setting, d=100, convex=False, average_L=1.5, costs=link)
+    rows = analyses(setting, L=(2.0, 2.0, 1.5, 1.5), costs=link)
     rivals = {entry.method for entry in RIVALS if entry.nonconvex and not entry.nonconvex_needs}
     table = {"FedPAGE", "PAGE", "gradient descent", "FedAvg", "FedProx", "VRL-SGD", "SCAFFOLD"}
     assert {row.method for row in rows} == rivals | table | {"S-Local-SVRG"}
@@ -141,7 +127,7 @@ def test_a_plan_has_every_method_and_the_steps_of_the_theorems():
     assert page.rounds == math.ceil(theory.nonconvex_page(L=1.5, **common).rounds)
     assert page.seconds == page.rounds
     assert {r.method for r in rows if r.kind == "no result"} == {"FedProx", "S-Local-SVRG"}
-    convex = planner.plan(setting, d=100, convex=True)
+    convex = analyses(setting, convex=True)
     assert {r.method for r in convex if r.kind == "no result"} == {"FedAvg", "VRL-SGD"}
 
 
@@ -186,10 +172,8 @@ def test_a_theorem_about_the_other_measure_is_used_if_it_implies_the_accuracy():
     assert not any(row.converted for row in flat.values())
 
 
-def test_the_default_measure_is_that_of_the_theorems():
-    assert planned() == planned(measure="grad_norm")
+def test_a_gap_needs_a_convex_objective():
     assert not any(row.converted for row in planned().values())
-    assert planned(convex=True) == planned(convex=True, measure="gap")
     with pytest.raises(InputError, match="a convex objective only"):
         planned(measure="gap")
 
@@ -222,7 +206,7 @@ def test_gradient_descent_keeps_its_bound(measure, least):
         N=4, S=2, K=1, M=1, epsilon=1e-3, L=problem.smoothness().row, mu=least,
         D0=problem.loss(np.zeros(6)) - f_star, R2=float((problem.x_star**2).sum()),
     )  # fmt: skip
-    rows = planner.plan(setting, d=6, convex=True, measure=measure, whole_L=L)
+    rows = analyses(setting, d=6, convex=True, measure=measure, L=(setting.L,) * 3 + (L,))
     (row,) = [row for row in rows if row.method == "gradient descent"]
     assert row.kind == "bound"
     method = fp.PAGE(S=4, p=1.0, eta_g=row.steps["eta_g"])
@@ -283,7 +267,7 @@ def test_a_plans_rounds_are_those_of_real_runs(name):
     row = next(
         row
         for convex in (False, True)
-        for row in planner.plan(setting, d=problem.d, convex=convex, up="natural")
+        for row in analyses(setting, d=problem.d, convex=convex, codec=as_codec("natural"))
         if row.method == name and row.rounds is not None and row.source != "Yu et al. 2019"
     )
     history = fp.simulate(problem, method, rounds=3000, seed=3, record_every=0)
@@ -363,47 +347,7 @@ def test_the_command_line_has_codecs_costs_and_constants(run):
     assert row["bits_up"] == pytest.approx(row["clients"] * bits)
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("--target 0", "above 0"),
-        ("--target nan", "finite"),
-        ("--target accuracy:0.9", "theorems are about"),
-        ("--target gap:0.1", "a convex objective only"),
-        ("--target 0.1 --S 5000", "S must be"),
-        ("--target 0.1 --L inf", "L must be"),
-        ("--target 0.1 --mu 2", "mu must be at most L=1"),
-        ("--target 0.1 --rows 0", "'--rows'"),
-        ("--target 0.1 --latency -1", "latency must be"),
-        ("--target 0.1 --data a9b", "did you mean 'a9a'"),
-        ("--target 0.1 --data census:rows=40 --rows 3", "without --data"),
-        ("--target 0.1 --up foo", "unknown codec 'foo'"),
-        ("--target 0.1 --up bernoulli:0.1", "has the same size"),
-        ("--target 0.1 --up randk:200", "cannot keep 200 of 100"),
-        ("--target 0.1 --cost seconds", "needs at least one of latency"),
-        ("--target 0.1 --cost floats_up", "a plan has no floats_up"),
-    ],
-)
-def test_wrong_options_are_refused(refused, words, what):
-    refused(("plan", *words.split()), what)
-
-
 # --- steps by theory on the command line ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("fedpage --steps magic", "--steps must be"),
-        ("fedpage --steps theory --eta-g 0.1", "chooses eta_g; leave it out"),
-        ("vrl-sgd --steps theory", "step sizes for VRL-SGD; give eta_l, or"),
-        ("fedadam --steps theory", "no theorem gives step sizes for FedAdam"),
-        ("svrp --steps theory", "SVRP needs mu; choose --objective logistic-l2"),
-        ("svrp --objective squares-l2 --gamma 0.5 --steps theory", "chooses gamma"),
-    ],
-)
-def test_wrong_steps_are_refused(refused, words, what):
-    refused(("run", *words.split()), what)
 
 
 @pytest.mark.parametrize("method", ["fedpage", "page", "fedpage-full", "scaffold", "fedavg"])

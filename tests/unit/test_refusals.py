@@ -85,6 +85,11 @@ RUN --target accuracy:90 --objective logistic -> 90 percent is accuracy:0.9
 RUN --target acuracy:0.9 -> did you mean 'accuracy'?
 RUN --target held_out_accuracy:0.9 -> hold rows out, such as with --held-out 0.2
 RUN --steps x -> 'given' or 'theory'
+RUN --steps theory --eta-g 0.1 -> chooses eta_g; leave it out
+run vrl-sgd --steps theory -> step sizes for VRL-SGD; give eta_l, or
+run fedadam --steps theory -> no theorem gives step sizes for FedAdam
+run svrp --steps theory -> SVRP needs mu; choose --objective logistic-l2
+run svrp --objective squares-l2 --gamma 0.5 --steps theory -> chooses gamma
 RUN --devices phone -> devices: 'phone' is not a profile
 RUN --devices none.csv -> none.csv: there is no such file
 RUN --up natral -> unknown codec 'natral': did you mean 'nat
@@ -141,14 +146,25 @@ choose --clients 20 --held-out-seeds 1 -> use at least
 choose --clients 20 --rounds 0 -> --rounds
 plan
 plan --targt 5 -> did you mean '--target'?
-plan --target nan
+plan --target 0 -> above 0
+plan --target nan -> finite
 plan --target 1e-300
+plan --target accuracy:0.9 -> theorems are about
+plan --target gap:0.1 -> a convex objective only
+PLAN --S 5000 -> S must be
+PLAN --L inf -> L must be
+PLAN --mu 2 -> mu must be at most L=1
+PLAN --rows 0 -> '--rows'
+PLAN --up foo -> unknown codec 'foo'
+PLAN --up bernoulli:0.1 -> has the same size
+PLAN --up randk:200 -> cannot keep 200 of 100
+PLAN --cost seconds -> needs at least one of latency
 PLAN --data cencus -> did you mean 'census'?
 PLAN --data census --rows 3 -> without --data
 PLAN --clients 0
 PLAN --clients 1000000000000000000000000000000
 PLAN --parameters 0
-PLAN --latency inf
+PLAN --latency inf -> latency must be
 PLAN --uplink 0
 PLAN --L 1e308 --D0 1e308
 PLAN --cost seconds_simulated -> has no seconds_simulated
@@ -159,7 +175,9 @@ reproduce -> name a figure
 reproduce ""
 reproduce comparison/a9a-robst -> did you mean 'comparison/a9a-robust'?
 REPRODUCE --seeds 0 -> --seeds
-REPRODUCE --data nowhere.txt
+REPRODUCE --data nowhere.txt -> there is no such file
+REPRODUCE --data nope -> unknown data set
+REPRODUCE --tune --data census -> only local-steps
 methods nope -> unknown method
 methods a b
 methods fedavg --markdown -> leave out the name
@@ -167,6 +185,7 @@ resume nowhere -> is not a directory
 resume folder -> has no run in it
 run done -> is a run; continue it with `fedpage resume done`
 watch nowhere -> is not a directory
+study rn -> did you mean 'run'
 study run nowhere.toml -> there is no such file
 study add own.toml -> say what to add
 study add own.toml --seeds -1 -> say what to add

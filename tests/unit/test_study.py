@@ -17,7 +17,7 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.runs.store import RunStore
-from fedpage.studies import results
+from fedpage.studies.results import StudyResults
 from fedpage.studies.study import Study
 
 TEXT = """
@@ -188,7 +188,7 @@ def test_a_study_of_objects_equals_that_of_tables(load, tmp_path):
     study.run()
     assert len(study.runs()) == 8
     assert load().run().new_runs == 28 - 4  # those of SCAFFOLD are shared
-    with pytest.raises(InputError, match=r"methods must be a table of names"):
+    with pytest.raises(InputError, match=r"methods must be a table"):
         Study({"first": problem}, [fp.FedPAGE()], rounds=3)
     with pytest.raises(InputError, match=r"\[methods.fedpage\]: unknown key 'Q'"):
         Study({"first": problem}, {"fedpage": fp.FedPAGE()}, rounds=3, grid={"Q": [1]})
@@ -274,8 +274,9 @@ def test_claims_are_checked(load):
 def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     study = load()
     with pytest.raises(InputError, match="no run has ended"):
-        results.export(study, tmp_path / "out")
-    files = results.export(study.run(), tmp_path / "out")
+        StudyResults(study).check()
+    results = StudyResults(study.run())
+    files = results.export(tmp_path / "out")
     names = {path.name for path in files}
     assert {"report.html", "figure.pdf", "costs-first.tex", "records.csv"} <= names
     page = (tmp_path / "out" / "report.html").read_text()
@@ -283,20 +284,21 @@ def test_export_writes_records_figures_tables_and_the_page(load, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out" / "records.csv").read_text().splitlines()))
     assert len(rows) == 28 * 5
     assert list(rows[0])[:5] == ["problem", "method", "step", "K", "seed"]
-    path = results.write_records(study, tmp_path / "records.parquet")
+    path = results.write_records(tmp_path / "records.parquet")
     assert len(polars.read_parquet(path)) == 28 * 5
     with pytest.raises(InputError, match=r"\.csv or \.parquet"):
-        results.write_records(study, tmp_path / "records.xls")
+        results.write_records(tmp_path / "records.xls")
 
 
 FEW = TEXT.partition("[[figures]]")[0].replace("[2, 4]", "2").replace("[0.1, 0.3]", "[0.1]")
 """Three curves of each problem, and no figure."""
 
 
-def test_the_commands(run, write, tmp_path):
+def test_the_commands(run, refused, write, tmp_path):
     file = str(write(FEW))
     code, out, _ = run("study", "status", file)
     assert (code, "12 not begun" in out) == (0, True)
+    refused(("study", "report", file), "no run has ended")
     code, out, err = run("study", "run", file, "--set", "problems.first.objective=logistic")
     assert code == 0, err
     assert "6 new runs" in out  # the two problems are then the same
@@ -326,20 +328,6 @@ def test_add_keeps_comments_and_refuses_what_it_cannot_add(run, refused, write):
     code, _, err = run("study", "add", str(file), "--seeds", "2")
     assert code == 0, err
     assert file.read_text() == before.replace("[4, 7]", "[4, 7, 8, 9]")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("study", "run", "none.toml"), "none.toml: there is no such file"),
-        (("study", "rn"), "did you mean 'run'"),
-        (("study", "report", "study.toml"), "no run has ended"),
-        (("study", "export", "study.toml", "o", "--records", "xls"), "csv or parquet"),
-    ],
-)
-def test_bad_input_is_one_line(refused, write, words, what):
-    write()
-    refused(words, what)
 
 
 def test_the_study_of_the_documentation_is_fifteen_lines(load):

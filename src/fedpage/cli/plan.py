@@ -12,7 +12,6 @@ from fedpage.cli import options
 from fedpage.cli.options import Document
 from fedpage.cli.output import print_table
 from fedpage.core.errors import InputError
-from fedpage.core.types import Smoothness
 from fedpage.runs.build import DEFAULT_CLIENTS, build_problem
 from fedpage.runs.config import ProblemConfig, setting
 from fedpage.studies import plan as studies
@@ -90,11 +89,11 @@ def plan(
     if problem.data and (config.rows or config.parameters or config.convex):
         raise InputError("--rows, --parameters and --convex are for a plan without --data")
     assumed = Constants(
-        N=problem.clients or DEFAULT_CLIENTS, M=config.rows or 10,
+        N=problem.clients or DEFAULT_CLIENTS,
+        M=config.rows or 10,
         d=config.parameters or 100,
-        L=Smoothness(1.0, 1.0, 1.0, 1.0), sigma2=1.0, G=1.0, B=1.0, delta=math.inf,
-        D0=1.0, R2=1.0, convex=config.convex, mu=0.0,
-    )  # fmt: skip
+        convex=config.convex,
+    )
     found = studies.plan(
         build_problem(problem) if problem.data else assumed,
         target=config.target,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -21,12 +21,15 @@ from fedpage.core.errors import InputError
 from fedpage.data import registry
 from fedpage.report.tables import Table
 from fedpage.runs.config import ProblemConfig, setting
-from fedpage.studies import claims, results
+from fedpage.studies import claims
 from fedpage.studies.paper import book, tuning
+from fedpage.studies.results import StudyResults, write_page
 from fedpage.studies.study import Study
 
 app = options.make_app()
 _OUT = Path("paper-runs")
+Search: TypeAlias = tuple[Study, str, book.TuningTable]
+"""A study, one of its figures, and the step sizes to search for it."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +71,37 @@ def reproduce(config: ReproduceConfig) -> Document:
             except InputError as error:
                 hint = "or use `--data census`, which is synthetic"
                 raise InputError(f"{error}, {hint}") from None
+    searches = [
+        (study, figure, grid)
+        for study in studies
+        for figure in study.config.named_figures()
+        if (grid := book.tuning(figure)) is not None
+    ]
+    if config.tune and not searches:
+        raise InputError(
+            "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
+        )
     prepare_out(out, force=True)
     jobs = min(config.jobs, os.cpu_count() or 1)
     began = time.perf_counter()
     if config.tune:
-        return {"searched": _tune(studies, names, out, jobs)}
+        return {"searched": _tune(searches, out, jobs)}
     for study in studies:
         with continues(out), progress_bar("runs") as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
+    tuned = _load_tuned(searches, out)
     if name == "all" and not config.quick and config.data is None:
-        searched = _load_tuned(studies, out)
-        unsearched = [name for name in names if book.tuning(name) and name not in searched]
-        if unsearched:
-            _tune(studies, unsearched, out, jobs)
-    figures = {key: made for study in studies for key, made in study.figures().items()}
-    tuned = _load_tuned(studies, out)
+        tuned |= _tune([each for each in searches if each[1] not in tuned], out, jobs)
+    results = [StudyResults(study) for study in studies]
+    figures = {name: figure for part in results for name, figure in part.figures.items()}
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
     check_steps = partial(tuning.check_steps, tuned)
     checked = [claims.evaluate(claim, figures, check_steps) for claim in concerned]
-    for study in studies:
-        results.write_figures(study, out / "figures")
-    page = results.write_page(
-        out / "report.html",
-        title="FedPAGE: the paper's experiments",
-        studies=studies,
-        runs=[run for study in studies for run in study.runs().values()],
-        figures=list(figures.values()),
-        claims=checked,
-    )
+    for part in results:
+        part.write_figures(out / "figures")
+    title = "FedPAGE: the paper's experiments"
+    page = write_page(out / "report.html", results, title=title, claims=checked)
     print_claims(checked)
     spent = time.perf_counter() - began
     print(f"{fresh} new runs in {spent:.0f} s. Report: {page}")
@@ -127,46 +132,27 @@ def _configs(study: Study) -> list[ProblemConfig]:
     return [source for source in study.sources().values() if isinstance(source, ProblemConfig)]
 
 
-def _tuned_path(out: Path, figure: str) -> Path:
-    return out / "tuning" / f"{figure}.json"
-
-
-def _tune(
-    studies: Sequence[Study], names: Sequence[str], out: Path, jobs: int
-) -> dict[str, object]:
-    chosen = [
-        (study, name, grid)
-        for study in studies
-        for name in study.config.named_figures()
-        if name in names and (grid := book.tuning(name)) is not None
-    ]
-    if not chosen:
-        raise InputError(
-            "--tune: only local-steps/a9a and local-steps/w8a have step sizes to search"
-        )
-    found: dict[str, object] = {}
-    for study, name, grid in chosen:
+def _tune(searches: Sequence[Search], out: Path, jobs: int) -> dict[str, list[tuning.TunedCurve]]:
+    """Search the step sizes of figures, and return and print what is found, by figure."""
+    found = {}
+    for study, name, grid in searches:
         with progress_bar("search") as progress:
-            rows = tuning.search(
-                study, name, grid, out, jobs,
-                lambda what, done, total, _note: progress(done, total, what),
-            )  # fmt: skip
+            rows = tuning.search(study, name, grid, out, jobs, progress)
         table = tuning.table(name, grid, rows)
         print_table(table, wrapped=table.headings[-1:])
-        print(f"Written to {_tuned_path(out, name)}")
-        found[name] = list(rows)
+        print(f"Written to {tuning.result_file(out, name)}")
+        found[name] = rows
     return found
 
 
-def _load_tuned(studies: Sequence[Study], out: Path) -> dict[str, list[tuning.TunedCurve]]:
+def _load_tuned(searches: Sequence[Search], out: Path) -> dict[str, list[tuning.TunedCurve]]:
     """Load the searches for step sizes that belong to these studies, by figure."""
     found = {}
-    for study in studies:
-        for name in study.config.named_figures():
-            grid, path = book.tuning(name), _tuned_path(out, name)
-            rows = None if grid is None else tuning.load(study, name, grid, path)
-            if rows is not None:
-                found[name] = rows
-            elif grid is not None and path.is_file():
-                log(f"{path}: of other data, code or versions, and not used; search with --tune")
+    for study, name, grid in searches:
+        path = tuning.result_file(out, name)
+        rows = tuning.load(study, name, grid, path)
+        if rows is not None:
+            found[name] = rows
+        elif path.is_file():
+            log(f"{path}: of other data, code or versions, and not used; search with --tune")
     return found

@@ -16,9 +16,9 @@ from fedpage.cli.options import Document
 from fedpage.cli.output import console
 from fedpage.cli.watch import print_runs
 from fedpage.core.errors import InputError
-from fedpage.studies import results
 from fedpage.studies.claims import CheckedClaim
 from fedpage.studies.extend import extend_file
+from fedpage.studies.results import StudyResults
 from fedpage.studies.study import Study
 
 app = options.make_app("Run studies: problems x methods x grids x seeds.")
@@ -105,7 +105,7 @@ def export(
     ] = "csv",
 ) -> None:
     """Write the records, figures, tables and the report into a directory."""
-    for path in results.export(study.load(), out, records=records):
+    for path in StudyResults(study.load()).check().export(out, records=records):
         print(path)
 
 
@@ -119,22 +119,19 @@ def _execute(study: Study, jobs: int, out: Path | None) -> Document:
 def _finish(study: Study, out: Path | None) -> Document:
     """Print and return the tables of a study, and write its report, figures and tables."""
     folder = Path("runs") / study.config.name if out is None else out
-    comparisons = study.comparisons()
-    for comparison in comparisons.values():
-        print("\n".join(["", str(comparison.table()), *comparison.sentences()]))
-    claims = study.claims() if study.config.claims else []
-    if claims:
-        print_claims(claims)
-    page = results.write_report(study, folder / "report.html")
-    results.write_figures(study, folder / "figures")
-    results.write_tables(comparisons, folder / "tables")
-    print(f"Report: {page}; figures and tables are beside it.")
-    found = {}
-    for name, comparison in comparisons.items():
-        table = comparison.table()
+    results, found = StudyResults(study).check(), {}
+    for name, comparison in results.comparisons.items():
+        table, sentences = comparison.table(), comparison.sentences()
+        print("\n".join(["", str(table), *sentences]))
         rows = [dict(zip(table.headings, map(str, row), strict=True)) for row in table.rows]
-        found[name] = {"rows": rows, "sentences": list(comparison.sentences())}
-    return {"comparisons": found, "claims": claims, "report": page}
+        found[name] = {"rows": rows, "sentences": sentences}
+    if results.claims:
+        print_claims(results.claims)
+    page = results.write_page(folder / "report.html")
+    results.write_figures(folder / "figures")
+    results.write_tables(folder / "tables")
+    print(f"Report: {page}; figures and tables are beside it.")
+    return {"comparisons": found, "claims": results.claims, "report": page}
 
 
 def print_claims(claims: list[CheckedClaim]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -57,7 +57,7 @@ _RULES: dict[Rule, tuple[float, float, str]] = {
         f"interval within {1 / TOLERANCE:.3f}x to {TOLERANCE:.2f}x (tolerance {TOLERANCE:g}x)",
     ),
 }  # fmt: skip
-"""The limits of log(end of the worse / end of the better), and what a row says is needed."""
+"""The limits of log(end of the worse / end of the better), and the text of what is needed."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Claim:
 
     Attributes:
         text: The sentence.
-        kind: How it is checked: "order" compares the ends of curves, "faster" says that a larger
-            step ends lower, "count" compares clients or gradients, and "steps" tuned step sizes.
+        kind: How it is checked: "order" compares the ends of curves, "faster" compares a larger
+            step with a smaller one, "count" clients or gradients, and "steps" tuned step sizes.
         curves: Labels of the curves. In an order they alternate with ">=" (at least as good, within
             the tolerance), ">" or "<" (better, worse), and "=" (alike).
         name: A short name.
-        where: Who says it, such as the section of a paper.
+        where: Its source, such as the section of a paper.
         figures: Names of the figures that it is about; none for all.
         choices: Curves that stand for another reading of the sentence.
         column: What a "count" counts.
@@ -146,8 +146,8 @@ class CheckedClaim:
         )
 
 
-Check = Callable[[Claim, FigureRuns, Mapping[str, str]], list[Finding]]
-"""Compares what a claim is about in a figure, with these choices."""
+Check = Callable[[Claim, FigureRuns, Mapping[str, str]], Iterable[Finding]]
+"""Makes the comparisons of a claim in a figure, with these choices."""
 
 
 def evaluate(
@@ -163,14 +163,13 @@ def evaluate(
     Returns:
         The claim with its verdict and comparisons.
     """
-    present = [name for name in claim.figures or figures if name in figures]
+    present = [figures[name] for name in claim.figures or figures if name in figures]
     if not present:
         return CheckedClaim(claim, UNDECIDED, (), "none of its figures has been run")
-    check = _KINDS.get(claim.kind, check_steps)
+    check = _KINDS.get(claim.kind, check_steps or (lambda *_: ()))
 
     def find(choices: Mapping[str, str]) -> tuple[Finding, ...]:
-        found = [] if check is None else [check(claim, figures[name], choices) for name in present]
-        return tuple(itertools.chain.from_iterable(found))
+        return tuple(found for figure in present for found in check(claim, figure, choices))
 
     findings = find({})
     if claim.kind == "steps" and not findings:
@@ -266,9 +265,8 @@ def _compare_diverged(panel: str, comparison: str, rule: Rule, pair: Pair) -> Fi
     return Finding(panel, comparison, verdict, measured, needed, pair.seeds)
 
 
-def _order(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
+def _order(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> Iterator[Finding]:
     words = [choices.get(word, word) for word in claim.curves]
-    findings = []
     for panel in figure.panels:
         for better, mark, worse in zip(words[:-2:2], words[1::2], words[2::2], strict=True):
             rule: Any = mark
@@ -277,42 +275,37 @@ def _order(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list
             if panel.curves.get(better) and panel.curves.get(worse):
                 where, comparison = f"{figure.name}, {panel.title}", f"{better} {rule} {worse}"
                 ends = (worse, panel.curves[worse]), (better, panel.curves[better])
-                findings.append(_compare(where, comparison, rule, *ends, claim.at))
-    return findings
+                yield _compare(where, comparison, rule, *ends, claim.at)
 
 
-def _faster(claim: Claim, figure: FigureRuns, _choices: Mapping[str, str]) -> list[Finding]:
+def _faster(claim: Claim, figure: FigureRuns, _choices: Mapping[str, str]) -> Iterator[Finding]:
     def others(panel: PanelRuns) -> dict[str, Any]:
         return {name: value for name, value in panel.values.items() if name != "step"}
 
     panels = [panel for panel in figure.panels if "step" in panel.values]
     panels.sort(key=lambda panel: (str(others(panel)), -float(panel.values["step"])))
-    findings = []
     for label, (larger, smaller) in itertools.product(claim.curves, itertools.pairwise(panels)):
         fast, slow = larger.curves.get(label), smaller.curves.get(label)
         if others(larger) == others(smaller) and fast and slow:
             large, small = (f"{panel.values['step']:g}" for panel in (larger, smaller))
             ends = (f"step {small}", slow), (f"step {large}", fast)
             comparison = f"{label}: step {large} > {small}"
-            findings.append(_compare(figure.name, comparison, ">", *ends))
-    return findings
+            yield _compare(figure.name, comparison, ">", *ends)
 
 
 # --- counts ---------------------------------------------------------------------------------------
 
 
-def _count(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> list[Finding]:
-    findings = []
+def _count(claim: Claim, figure: FigureRuns, choices: Mapping[str, str]) -> Iterator[Finding]:
     for panel in figure.panels:
         curves = {label: panel.curves.get(label, ()) for label in claim.curves}
-        where = f"{figure.name}, {panel.title}"
+        where, first = f"{figure.name}, {panel.title}", claim.curves[0]
         if not all(curves.values()):
             continue
         if claim.column == "clients":
-            findings.append(_count_clients(where, claim.curves[0], curves[claim.curves[0]]))
-        else:  # the paper does not say which calls it means
-            findings.append(_count_gradients(where, curves, all_rounds=bool(choices)))
-    return findings
+            yield _count_clients(where, first, curves[first])
+        else:  # with choices over all calls, because the paper does not define which calls count
+            yield _count_gradients(where, curves, all_rounds=bool(choices))
 
 
 def _count_gradients(

@@ -113,10 +113,10 @@ class Comparison:
         It is empty with too few seeds. A method whose median did not reach the target is left out.
         All pairs are adjusted for, so that choosing the best by the same costs does no harm.
         """
-        own = [pair for pair in self.pairs if self.best in (pair.first, pair.second)]
+        own = [pair for pair in self.pairs if pair.first == self.best]
         if not own or not all(pair.has_verdict for pair in own):
             return frozenset()
-        found = {self.best}.union(*({p.first, p.second} for p in own if not p.is_different))
+        found = [self.best, *(pair.second for pair in own if not pair.is_different)]
         return frozenset(name for name in found if math.isfinite(self.samples[name].median))
 
     @property
@@ -132,11 +132,8 @@ class Comparison:
         if most < MIN_SEEDS:
             text = no_verdict(most)
             return [f"{text[0].upper()}{text[1:]}."]
-        shown = [
-            pair
-            for pair in self.pairs
-            if len(self.pairs) <= _MOST_PAIRS or self.best in (pair.first, pair.second)
-        ]
+        every = len(self.pairs) <= _MOST_PAIRS
+        shown = [pair for pair in self.pairs if every or pair.first == self.best]
         return [f"{pair.sentence(self.noun)}." for pair in shown]
 
     def lines(self) -> list[str]:
@@ -152,8 +149,8 @@ class Comparison:
 
         Bold are the best median and the medians that do not differ significantly from it.
         """
-        median = self.samples[self.best].median
-        scale, unit = scale_unit(median if math.isfinite(median) else 0.0, self.cost.column.unit)
+        least = self.samples[self.best].median
+        scale, unit = scale_unit(least if math.isfinite(least) else 0.0, self.cost.column.unit)
         heading = f"median ({unit.strip()})" if unit.strip() else "median"
         columns = ["method", "reached", "at end", "end value", heading, "low", "high"]
         groups = [("", 4), (f"{self.noun} to {self.goal}", 3)]
@@ -183,14 +180,12 @@ class Comparison:
         """Return the ratio to the best, its interval and its p-value."""
         if name == self.best and math.isfinite(self.samples[name].median):
             return Cell("1", 1.0), Cell("", ""), Cell("", ""), Cell("", "")
-        own = {frozenset((pair.first, pair.second)): pair for pair in self.pairs}
-        pair = own.get(frozenset((self.best, name)))
+        pair = next((p for p in self.pairs if (p.first, p.second) == (self.best, name)), None)
         if pair is None:  # no shared seed
             return (Cell("-", math.nan),) * 4
-        pair = pair if pair.first == name else pair.swap()
         ratio, low, high = (
             Cell("-" if math.isnan(value) else format_beside(value, 1.0), value)
-            for value in pair.interval
+            for value in pair.swap().interval
         )
         p = pair.adjusted
         shown = "-" if p is None else format_p(p).removeprefix("p ").removeprefix("= ")
@@ -229,7 +224,7 @@ def _in_brackets(low: Cell, high: Cell) -> tuple[Cell, Cell]:
 
 
 def _three_digits(value: float) -> str:
-    """Write a number so that those of a column align; "-" stands for inf."""
+    """Write a number with three digits, zeros included; "-" stands for inf."""
     if not math.isfinite(value):
         return "-"
     return f"{value:#.3g}".rstrip(".") if value < 999.5 else format_digits(value)

@@ -11,6 +11,7 @@ from fedpage.core.files import put
 from fedpage.core.spec import number
 from fedpage.runs import toml
 from fedpage.runs.build import split_settings
+from fedpage.studies.grid import parse_study
 from fedpage.studies.study import Study
 
 
@@ -32,15 +33,12 @@ def extend_file(file: Path, seeds: int, methods: Sequence[str], store: Path) -> 
         text = _add_seeds(text, study.config.seeds, seeds)
     for words in methods:
         text = _add_method(text, words, study)
-    scratch = file.with_name(f".{file.name}.new")
-    scratch.write_text(text, encoding="utf-8")
+    where = str(file)
     try:
-        extended = Study.load(scratch, store=store)
+        config = parse_study(file, toml.loads(text, where))
+        extended = Study.of(config, store=store, where=where)
     except InputError as error:
-        why = str(error).removeprefix(f"{scratch}, ").replace(str(scratch), str(file))
-        raise InputError(f"nothing was added: {why}") from None
-    finally:
-        scratch.unlink()
+        raise InputError(f"nothing was added: {str(error).removeprefix(f'{where}, ')}") from None
     if len(extended.config.seed_list) != len(study.config.seed_list) + seeds:
         raise InputError(f"{file}: cannot find its seeds; edit the file by hand")
     put(file, text.encode("utf-8"))
@@ -62,7 +60,7 @@ def _add_seeds(text: str, old: int | list[int], more: int) -> str:
 
 
 def _add_method(text: str, words: str, study: Study) -> str:
-    """Append the table of a method, such as that of "fedprox:S=20", to a study file."""
+    """Append the table of a method, such as "fedprox:S=20", to a study file."""
     name, settings = split_settings(words)
     label, count = name, 1
     while label in study.config.methods or f"[methods.{label}]" in text:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedpage.core.columns import Cost, Target
 from fedpage.core.errors import InputError, did_you_mean, short_repr
 from fedpage.core.types import AnyMethod
-from fedpage.methods import MethodEntry
 from fedpage.methods.fair import at_step
 from fedpage.runs import toml
 from fedpage.runs.build import find_method
@@ -26,13 +26,14 @@ from fedpage.runs.config import (
 from fedpage.studies.claims import Claim
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Selection")
 MOST_RUNS = 100_000
 """The most runs of a study; the list of more would fill the memory."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Say which runs of a study a figure or a table is about.
+    """Select the runs of a study that a figure or a table shows.
 
     Attributes:
         name: The name of its files.
@@ -49,6 +50,18 @@ class Selection:
     methods: list[str] = field(default_factory=list)
     where: dict[str, Any] = field(default_factory=dict)
     best: bool = False
+
+    def is_about(self, curve: Curve) -> bool:
+        """Return True if the figure or table shows a curve."""
+        if self.problems and curve.problem not in self.problems:
+            return False
+        if self.methods and curve.method not in self.methods:
+            return False
+        return all(
+            name not in curve.given
+            or curve.given[name] in (values if isinstance(values, list) else [values])
+            for name, values in self.where.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ def _check_cost(text: str) -> None:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Hold what all problems and all methods have, unless they say otherwise."""
+    """Hold the keys of all problems and of all methods, which their tables may override."""
 
     problem: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
@@ -175,49 +188,58 @@ class StudyConfig:
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     def named_figures(self) -> dict[str, FigureConfig]:
-        """Return what the study says about its figures, by name; by default there is one."""
-        figures = self.figures or [FigureConfig()]
-        return {
-            figure.name or ("figure" if len(figures) == 1 else f"figure-{number}"): figure
-            for number, figure in enumerate(figures, start=1)
-        }
+        """Return the settings of the figures by name; by default there is one figure."""
+        return dict(_name_parts(self.figures or [FigureConfig()], "figure"))
+
+    def named_tables(self) -> list[tuple[str, TableConfig]]:
+        """Return the settings of the tables by name; by default there is one table a problem."""
+        return _name_parts(self.tables or [TableConfig()], "costs")
 
 
-def read_study(path: Path, changes: Sequence[str] = ()) -> StudyConfig:
-    """Read a study file.
+def _name_parts(parts: Sequence[P], noun: str) -> list[tuple[str, P]]:
+    """Return figures or tables with their names; those without a name are numbered."""
+    return [
+        (part.name or (noun if len(parts) == 1 else f"{noun}-{number}"), part)
+        for number, part in enumerate(parts, start=1)
+    ]
+
+
+def parse_study(path: Path, table: Settings, changes: Sequence[str] = ()) -> StudyConfig:
+    """Read the table of a study file.
 
     Paths of data and of own losses, partitions, metrics and methods are relative to the file,
     where such a file exists.
 
     Args:
         path: The file.
+        table: Its content.
         changes: Values to change first, such as "methods.fedpage.eta_g=[0.1, 0.3]".
 
     Raises:
-        InputError: The file cannot be read, or a key or value is not one of a study.
+        InputError: A key or value is not one of a study.
     """
-    table = toml.read(path)
     table.setdefault("name", "".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem))
     toml.apply_changes(table, changes)
-    defaults = table.get("defaults")
-    defaults = defaults if isinstance(defaults, dict) else {}
-    of_problems = ("data", "objective", "partition", "metrics")
-    for what, keys in (("problem", of_problems), ("method", ("method",))):
-        section = table.get(f"{what}s")
-        entries = list(section.values()) if isinstance(section, dict) else []
-        for entry in (*entries, defaults.get(what)):
-            for key in keys if isinstance(entry, dict) else ():
-                if isinstance(entry.get(key), str):
-                    words = entry[key].split(",") if key == "metrics" else [entry[key]]
-                    entry[key] = ",".join(_place_file(word.strip(), path.parent) for word in words)
-    return structure(StudyConfig, table, str(path))
+    config = structure(StudyConfig, table, str(path))
+    of_problems, defaults = ("data", "objective", "partition", "metrics"), config.defaults
+    _place_files([*config.problems.values(), defaults.problem], of_problems, path.parent)
+    _place_files([*config.methods.values(), defaults.method], ("method",), path.parent)
+    return config
 
 
-def _place_file(text: str, folder: Path) -> str:
-    """Make a path absolute that is relative to the folder of a study file."""
-    path, at, rest = text.rpartition("@")
-    file = folder / (path if at else text)
-    return f"{file.resolve()}{at}{rest if at else ''}" if file.is_file() else text
+def _place_files(tables: Iterable[Any], keys: Sequence[str], folder: Path) -> None:
+    """Make the paths absolute that are relative to the folder of a study file."""
+
+    def place(text: str) -> str:
+        path, at, name = text.rpartition("@") if "@" in text else (text, "", "")
+        file = folder / path
+        return f"{file.resolve()}{at}{name}" if file.is_file() else text
+
+    for table in filter(lambda each: isinstance(each, dict), tables):
+        for key in keys:
+            if isinstance(table.get(key), str):
+                words = table[key].split(",") if key == "metrics" else [table[key]]
+                table[key] = ",".join(place(word.strip()) for word in words)
 
 
 SPECIAL = ("step", "rho")
@@ -225,22 +247,26 @@ SPECIAL = ("step", "rho")
 
 
 @dataclass(frozen=True)
-class StudyProblem:
+class _ProblemKeys:
+    """Hold the keys of a problem's table that are not keys of `ProblemConfig`."""
+
+    title: str = ""
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyProblem(_ProblemKeys):
     """A problem of a study: its configuration, or the problem itself.
 
     Attributes:
-        name: Its name in the file.
         title: Its name for readers.
-        source: What `open_source` makes the problem of.
         methods: Hyper-parameters that methods have on this problem, by method.
-        grid: Grids that replace those of the study.
+        grid: Grids that replace the study's.
+        source: What `open_source` makes the problem of.
     """
 
-    name: str
-    title: str
-    source: Any
-    methods: Mapping[str, Settings] = field(default_factory=dict)
-    grid: Mapping[str, list[Any]] = field(default_factory=dict)
+    source: Any = None
 
 
 class RunKey(NamedTuple):
@@ -261,7 +287,7 @@ class Curve:
         method: The name of the method in the file.
         label: The method's name for readers.
         setting: The values of the grids.
-        given: All values that the study gives, those of the grids included.
+        given: All values that the study gives, including the values of the grids.
         value: The method with its hyper-parameters.
     """
 
@@ -297,7 +323,7 @@ def format_value(value: object) -> str:
 
 
 def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
-    """Build what a study says about each problem.
+    """Read the problems of a study.
 
     Args:
         config: The study.
@@ -308,7 +334,7 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
     for name, table in tables.items():
         place = f"{where}, [problems.{name}]"
         if not isinstance(table, dict):
-            found[name] = StudyProblem(name, name, table)
+            found[name] = StudyProblem(name, source=table)
             continue
         own, source = _split(table, _ProblemKeys, place)
         unknown = next((key for key in own.methods if key not in config.methods), None)
@@ -316,25 +342,8 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
             hint = did_you_mean(unknown, config.methods)
             raise InputError(f"{place}: methods has {unknown!r}, which is not a method;{hint}")
         config_ = structure(ProblemConfig, source, place)
-        found[name] = StudyProblem(name, own.title or name, config_, own.methods, own.grid)
+        found[name] = StudyProblem(own.title or name, own.methods, own.grid, config_)
     return found
-
-
-@dataclass(frozen=True)
-class _ProblemKeys:
-    """Keys of a problem's table that are not those of `ProblemConfig`."""
-
-    title: str = ""
-    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _MethodKeys:
-    """Keys of a method's table that are no hyper-parameters."""
-
-    method: str = ""
-    label: str = ""
 
 
 def _split(table: Settings, keys: type[T], place: str) -> tuple[T, Settings]:
@@ -395,15 +404,31 @@ def list_curves(
     }
     labels = [method.label for method in methods.values()]
     curves = []
-    for problem, (name, method) in itertools.product(problems.values(), methods.items()):
+    for (on, problem), (name, method) in itertools.product(problems.items(), methods.items()):
         is_alone = labels.count(method.label) == 1
         label = method.label if is_alone else f"{method.label} ({name})"
         grid, more = {**config.grid, **problem.grid}, problem.methods.get(name, {})
         for chosen, given in _multiply({**grid, **method.given, **more}, method.place):
-            curves.append(Curve(problem.name, name, label, chosen, given, method.build(given)))
+            curves.append(Curve(on, name, label, chosen, given, method.build(given)))
     if len(curves) * len(config.seed_list) > MOST_RUNS:
         raise InputError(f"{where}: more than {MOST_RUNS:,} runs; make the grids smaller")
     return curves
+
+
+@dataclass(frozen=True)
+class _MethodKeys:
+    """Hold the keys of a method's table that are not hyper-parameters."""
+
+    method: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class _Special:
+    """Hold the values of `SPECIAL`."""
+
+    step: float = setting(0.0, above=0, at_most=1e300)
+    rho: float = setting(0.0, above=0, at_most=1e300)
 
 
 @dataclass(frozen=True)
@@ -411,33 +436,26 @@ class _Method:
     """A method of a study, before its grids are multiplied: the keys of a table, or an object."""
 
     label: str
-    entry: MethodEntry
+    cls: type[AnyMethod]
+    make: Callable[..., AnyMethod]
     given: Settings
     place: str
-    value: AnyMethod | None = None
 
     def build(self, values: Settings) -> AnyMethod:
         """Build the method with these hyper-parameters, effective step and rho."""
         parsed = dict[str, Any]()
         for key, value in values.items():
-            if key in SPECIAL:
-                parsed |= field_values(_Special, {key: value}, self.place)
-            else:
-                is_word = isinstance(value, str)
-                parsed |= field_values(self.entry.cls, {key: value}, self.place, words=is_word)
+            is_word = isinstance(value, str) and key not in SPECIAL
+            cls = _Special if key in SPECIAL else self.cls
+            parsed |= field_values(cls, {key: value}, self.place, words=is_word)
         step, rho = (parsed.pop(key, None) for key in SPECIAL)
-        method: Any = self.value
         try:
-            if method is None:
-                method = self.entry(**parsed)
-            elif parsed:
-                method = replace(method, **parsed)
+            method: Any = self.make(**parsed)
             if step is not None:
                 method = at_step(method, step)
             if rho is not None:
                 if not hasattr(method, "local_step"):
-                    label = self.entry.label
-                    raise InputError(f"rho is FedPAGE's; {label} has no such ratio of steps")
+                    raise InputError(f"rho is FedPAGE's; {method.name} has no such ratio of steps")
                 method = replace(method, eta_l=rho * method.eta_g / method.K)
         except InputError as error:
             raise InputError(f"{self.place}: {error}") from None
@@ -446,15 +464,14 @@ class _Method:
 
 def _open_method(name: str, table: Any, place: str) -> _Method:
     if not isinstance(table, dict):
-        entry = MethodEntry(type(table), table.name)
-        return _Method(_label(name, table.name), entry, {}, place, value=table)
+        return _Method(_label(name, table.name), type(table), partial(replace, table), {}, place)
     own, given = _split(table, _MethodKeys, place)
     try:
         entry = find_method(own.method or name)
     except InputError as error:
         hint = "" if own.method else "; a table of another name sets method"
         raise InputError(f"{place}: {error}{hint}") from None
-    return _Method(own.label or _label(name, entry.label), entry, given, place)
+    return _Method(own.label or _label(name, entry.label), entry.cls, entry, given, place)
 
 
 def _label(name: str, method: str) -> str:
@@ -475,11 +492,3 @@ def _multiply(table: Settings, place: str) -> Iterator[tuple[Settings, Settings]
     for chosen_values in itertools.product(*lists.values()):
         chosen = dict(zip(lists, chosen_values, strict=True))
         yield chosen, {**table, **chosen}
-
-
-@dataclass(frozen=True)
-class _Special:
-    """The values of `SPECIAL`."""
-
-    step: float = setting(0.0, above=0, at_most=1e300)
-    rho: float = setting(0.0, above=0, at_most=1e300)

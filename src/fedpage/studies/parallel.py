@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from itertools import starmap
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -35,21 +36,16 @@ def run_tasks(
     [8, 9]
     """
     if jobs == 1:
-        for task in tasks:
-            yield function(*task)
+        yield from starmap(function, tasks)
         return
     from joblib import Parallel, delayed
 
-    work = (delayed(function)(*task) for task in tasks)
-    if jobs is None:  # the user's backend may not be able to return results one by one
-        yield from Parallel(initializer=end_with_parent)(work)
-    else:
-        parallel = Parallel(
-            n_jobs=max(1, min(jobs, len(tasks))),
-            return_as="generator" if in_order else "generator_unordered",
-            initializer=end_with_parent,
-        )
-        yield from parallel(work)
+    settings: dict[str, Any] = {}
+    if jobs is not None:  # the user's backend may not be able to return results one by one
+        order = "generator" if in_order else "generator_unordered"
+        settings = {"n_jobs": max(1, min(jobs, len(tasks))), "return_as": order}
+    parallel = Parallel(initializer=end_with_parent, **settings)
+    yield from parallel(delayed(function)(*task) for task in tasks)
 
 
 def end_with_parent() -> None:

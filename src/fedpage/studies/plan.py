@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.core.columns import Cost, Target, TargetLike
 from fedpage.core.errors import InputError, did_you_mean, short_repr
-from fedpage.core.types import Problem
+from fedpage.core.types import Problem, Smoothness
 from fedpage.core.validate import check_whole
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Cell, Table
 from fedpage.studies.trials import check_link
-from fedpage.theory import Constants, Setting, estimate, planner
-from fedpage.theory.planner import Measure, Row, TimeModel
+from fedpage.theory import Constants, Setting, estimate
+from fedpage.theory.planner import Measure, Planner, Row, TimeModel
 
 CONSTANTS = ("L", "sigma", "G", "B", "D0", "R2", "mu", "delta")
 """The constants of the analyses. Those that need mu or delta are left out if it is unknown."""
@@ -38,33 +39,31 @@ _CONVERSIONS: dict[Measure, str] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Planner):
     """The costs of methods until they reach an accuracy, by their theorems.
 
-    `print(plan)` shows a line for each analysis.
+    `print(plan)` shows a line for each analysis. The attributes of `Planner` are the question.
 
     Attributes:
-        setting: N, S, K, M, the accuracy epsilon, and the constants.
-        measure: The measure that epsilon bounds, "grad_norm" or "gap".
-        d: Parameters.
-        convex: Whether f is convex.
         origin: Where each constant is from: "computed", "estimated", "assumed" or "given".
-        analyses: A row for each method and analysis: bounds, then orders, then those without a
-            result, each sorted by cost.
-        codec: The codec of replies, for the analyses that allow for it.
-        costs: Latency and speeds, from which a time is estimated.
         compared: The cost by which the analyses are sorted.
     """
 
-    setting: Setting
-    measure: Measure
-    d: int
-    convex: bool
-    origin: Mapping[str, str]
-    analyses: tuple[Row, ...]
-    codec: Codec
-    costs: TimeModel
-    compared: Cost
+    origin: Mapping[str, str] = field(default_factory=dict)
+    compared: Cost = field(default=Cost.parse("bytes"))
+
+    @cached_property
+    def analyses(self) -> tuple[Row, ...]:
+        """A row for each method and analysis: bounds, then orders, then those without a result.
+
+        Each kind is sorted by cost.
+        """
+        return tuple(
+            sorted(
+                self.rows(),
+                key=lambda row: (_KINDS.index(row.kind), row.cost(self.compared) or math.inf),
+            )
+        )
 
     @property
     def goal(self) -> str:
@@ -208,24 +207,19 @@ def plan(
     for name in ("L", "D0", "R2"):
         if values[name] == 0 and name not in given:
             raise InputError(f"x0 = 0 is a minimiser already ({name} = 0); no plan is needed")
+    L = Smoothness(*[given["L"]] * 4) if "L" in given else c.L
     try:
         setting = Setting(
             N=c.N, S=min(10, c.N) if S is None else S, K=K, M=max(1, round(c.M)),
             epsilon=goal.value, **values | given,
         )  # fmt: skip
-        rows = planner.plan(
-            setting, d=c.d, convex=c.convex, measure=measure, costs=costs, up=codec,
-            average_L=None if "L" in given else c.L.average,
-            whole_L=None if "L" in given else c.L.whole,
-        )  # fmt: skip
+        found = Plan(setting, measure, c.d, c.convex, L, costs, codec, origin, compared)
+        _ = found.analyses  # computes them
     except (ZeroDivisionError, OverflowError):
         raise InputError(
             "these numbers are too small or too large to compute with; choose others"
         ) from None
-    ordered = sorted(rows, key=lambda row: (_KINDS.index(row.kind), row.cost(compared) or math.inf))
-    return Plan(
-        setting, measure, c.d, c.convex, origin, tuple(ordered), codec, costs, compared
-    )  # fmt: skip
+    return found
 
 
 def _format_count(value: float) -> str:

@@ -164,8 +164,7 @@ def rank_test(a: Sequence[float], b: Sequence[float]) -> float:
     counts: Vector = np.zeros((n + 1, int(doubled.sum()) + 1))
     counts[0, 0] = 1
     for rank in doubled:
-        for taken in range(n, 0, -1):
-            counts[taken, rank:] += counts[taken - 1, : counts.shape[1] - rank]
+        counts[1:, rank:] += counts[:-1, : counts.shape[1] - rank]  # numpy copies what overlaps
     expected = n * (len(ranks) + 1)  # of the doubled ranks
     distances = np.abs(np.arange(counts.shape[1]) - expected)
     is_uneven = distances >= abs(int(doubled[:n].sum()) - expected)
@@ -356,12 +355,17 @@ class Pair:
         It is 0 if the mean is 0, inf or -inf if all seeds agree, and NaN if a run did not reach
         the target or there is one seed.
         """
+        return self._t / math.sqrt(self.seeds)
+
+    @cached_property
+    def _t(self) -> float:
+        """Student's t of the differences."""
         if self.differences is None or self.seeds == 1:
             return math.nan
         mean, error = _mean_and_error(self.differences)
-        if error == 0:
+        if error == 0:  # every seed has the same ratio: nothing is left to chance
             return math.copysign(math.inf, mean) if mean else 0.0
-        return mean / (error * math.sqrt(self.seeds))
+        return mean / error
 
     @property
     def wins(self) -> tuple[int, int]:
@@ -387,12 +391,7 @@ class Pair:
 
         if self.differences is None:
             return rank_test(self.a, self.b)
-        mean, error = _mean_and_error(self.differences)
-        if mean == 0 or self.seeds == 1:
-            return 1.0
-        if error == 0:  # every seed has the same ratio: nothing is left to chance
-            return 0.0
-        return float(2 * stdtr(self.seeds - 1, -abs(mean) / error))
+        return 1.0 if self.seeds == 1 else float(2 * stdtr(self.seeds - 1, -abs(self._t)))
 
     @property
     def is_different(self) -> bool:

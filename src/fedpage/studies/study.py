@@ -18,6 +18,7 @@ from fedpage.core.validate import check_whole
 from fedpage.engine.stopping import Stop
 from fedpage.report.plots import FigureRuns
 from fedpage.report.watch import RunFollower
+from fedpage.runs import toml
 from fedpage.runs.build import record_target
 from fedpage.runs.config import ProblemConfig, structure
 from fedpage.runs.history import History
@@ -32,10 +33,10 @@ from fedpage.studies.grid import (
     StudyProblem,
     list_curves,
     list_problems,
-    read_study,
+    parse_study,
 )
 from fedpage.studies.parallel import run_tasks
-from fedpage.studies.results import StudyResults, is_about
+from fedpage.studies.results import StudyResults
 from fedpage.studies.run_archive import CallbackFactory, PlannedRun, plan_runs
 
 DEFAULT_STORE = Path("runs") / "store"
@@ -89,8 +90,8 @@ class Study:
         **more: Any,
     ) -> None:
         table = {
-            "problems": _plain(problems, "problems"),
-            "methods": _plain(methods, "methods"),
+            "problems": problems,
+            "methods": methods,
             "rounds": rounds,
             "seeds": _plain_seeds(seeds),
             "grid": {name: list(values) for name, values in (grid or {}).items()},
@@ -104,7 +105,7 @@ class Study:
 
     def _set(self, config: StudyConfig, store: Path | None, where: str) -> None:
         self.config = config
-        """What the study file says."""
+        """The tables of the study file."""
         self.store = store
         """The directory of the runs, or None if they are kept in memory."""
         self.options = RunOptions()
@@ -138,7 +139,8 @@ class Study:
         Raises:
             InputError: The file cannot be read, or a key or value is not one of a study.
         """
-        return cls.of(read_study(Path(path), changes), store=store, where=str(path))
+        config = parse_study(Path(path), toml.read(path), changes)
+        return cls.of(config, store=store, where=str(path))
 
     @classmethod
     def of(
@@ -174,11 +176,9 @@ class Study:
         """Return the study with some of its figures, and with the runs that these need."""
         known = self.config.named_figures()
         _check_known(figures, known, f"{self._where}: figures")
-        config = replace(self.config, figures=[known[name] for name in figures])
-        study = Study.of(config, store=self.store, where=self._where)
-        study.curves = [
-            curve for curve in study.curves if any(is_about(known[name], curve) for name in figures)
-        ]
+        kept = [known[name] for name in figures]
+        study = Study.of(replace(self.config, figures=kept), store=self.store, where=self._where)
+        study.curves = [curve for curve in study.curves if any(f.is_about(curve) for f in kept)]
         return study
 
     # --- runs ---
@@ -303,15 +303,15 @@ class Study:
 
     def figures(self) -> dict[str, FigureRuns]:
         """Return the figures with their finished runs, by name."""
-        return StudyResults(self, self.runs()).figures()
+        return StudyResults(self).figures
 
     def comparisons(self) -> dict[str, Comparison]:
         """Compare the costs to the target, by table and problem."""
-        return StudyResults(self, self.runs()).comparisons()
+        return StudyResults(self).comparisons
 
     def claims(self) -> list[CheckedClaim]:
         """Check the study's claims on the finished runs."""
-        return StudyResults(self, self.runs()).claims()
+        return StudyResults(self).claims
 
 
 def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
@@ -320,15 +320,6 @@ def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
 
 
 _PROBLEM_AXES = ("data", "clients", "objective", "partition", "alpha", "weights")
-
-
-def _plain(tables: object, what: str) -> dict[str, Any]:
-    if not isinstance(tables, Mapping):
-        raise InputError(f"study: {what} must be a table of names, such as {{'name': ...}}")
-    return {
-        str(name): dict(value) if isinstance(value, Mapping) else value
-        for name, value in tables.items()
-    }
 
 
 def _plain_seeds(seeds: object) -> object:

@@ -80,7 +80,7 @@ def study_of_methods(
     out: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Study:
-    """Make the study of `sweep`: one problem, and methods that are told apart by their numbers.
+    """Make the study of `sweep`: one problem, and methods that are named by their numbers.
 
     The study keeps its runs in memory. They are written to `out` too, if it is given, in
     directories such as 0-fedpage-seed0, where a run can be given more rounds.

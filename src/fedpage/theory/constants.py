@@ -27,7 +27,7 @@ _DENSE = 3e7
 
 
 class Constants(NamedTuple):
-    """The constants of a problem, estimated at x0 and at the reference solution."""
+    """The constants of a problem: estimated at x0 and at the reference solution, or assumed."""
 
     N: int
     """Clients."""
@@ -35,23 +35,23 @@ class Constants(NamedTuple):
     """Mean rows per client."""
     d: int
     """Parameters."""
-    L: Smoothness
+    L: Smoothness = Smoothness(row=1.0, client=1.0, average=1.0, whole=1.0)
     """Lipschitz constants of the gradients."""
-    sigma2: float
+    sigma2: float = 1.0
     """Variance of the rows' gradients within a client: the largest over clients and both points."""
-    G: float
+    G: float = 1.0
     """The constant part of the dissimilarity: mean_i |grad f_i|^2 <= G^2 + B^2 |grad f|^2."""
-    B: float
+    B: float = 1.0
     """The relative part of the dissimilarity."""
-    delta: float
+    delta: float = math.inf
     """Second-order dissimilarity: mean_i |(H_i - H) u|^2 <= delta^2 |u|^2, H_i the Hessians."""
-    D0: float
+    D0: float = 1.0
     """f(x0) - f*, with f* from the reference solver."""
-    R2: float
+    R2: float = 1.0
     """|x0 - x*|^2, with x* from the reference solver."""
-    convex: bool
+    convex: bool = False
     """Whether f is known to be convex."""
-    mu: float
+    mu: float = 0.0
     """Strong convexity of every f_i, and so of f, or 0 if it is not known."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fedpage.codecs import IDENTITY, Codec, as_codec
+from fedpage.codecs import IDENTITY, Codec
 from fedpage.core.columns import Cost, read_column
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Smoothness
@@ -149,65 +149,6 @@ class Row:
         return cost.evaluate(lambda name: read_column(known, name))
 
 
-def plan(
-    setting: Setting,
-    *,
-    d: int,
-    convex: bool,
-    measure: Measure | None = None,
-    costs: TimeModel | None = None,
-    average_L: float | None = None,
-    whole_L: float | None = None,
-    up: Codec | str = IDENTITY,
-) -> list[Row]:
-    """Compute each method's rounds to epsilon and their cost, by every known analysis.
-
-    Args:
-        setting: N, S, K, M, epsilon and the constants; L is the rows' (Assumption 1).
-        d: Parameters.
-        convex: Whether f is convex.
-        measure: The measure of epsilon, "grad_norm" or, for a convex f, "gap". If None, "gap" if
-            f is convex.
-        costs: Latency and speeds. If None, no time is estimated.
-        average_L: The average smoothness of the clients (Assumption 2), for PAGE and MARINA. If
-            None, L.
-        whole_L: The smoothness of f, for gradient descent and for conversions. If None,
-            average_L.
-        up: The codec of replies, for the methods whose analysis covers one. It decides the
-            setting's omega and alpha; the other methods send uncompressed vectors.
-
-    Returns:
-        A row for each method and analysis: bounds for FedPAGE, PAGE, gradient descent, MARINA and
-        S-DANE, orders for the others. Analyses that need a constant which the setting does not have
-        are left out.
-
-    Raises:
-        InputError: A number is out of range, a gap is asked of an f that is not convex, or the
-            codec's size varies.
-    """
-    if isinstance(d, bool) or d < 1:
-        raise InputError(f"d must be a whole number of at least 1, not {short_repr(d)}")
-    measure = measure or ("gap" if convex else "grad_norm")
-    if measure == "gap" and not convex:
-        raise InputError(
-            "a gap f - f* can be planned for a convex objective only; choose one, or ask for a "
-            "gradient norm"
-        )
-    codec = as_codec(up)
-    if not codec.has_fixed_size:
-        raise InputError(
-            f"a plan needs a codec of which every vector has the same size, not {codec}; "
-            "use randk, topk, natural, dither or a cast"
-        )
-    average = setting.L if average_L is None else average_L
-    whole = average if whole_L is None else whole_L
-    planner = _Planner(setting, measure, d, convex, costs or TimeModel(), average, whole, codec)
-    rows = [planner.bound_page(K) for K in dict.fromkeys((setting.K, 1))]
-    rows += [planner.bound_descent(), *planner.bound_marina(), *planner.bound_similarity()]
-    entries = (planner.evaluate(entry) for entry in (*TABLE, *STRONGLY_CONVEX, *RIVALS))
-    return rows + [row for row in entries if row is not None]
-
-
 _Theorem: TypeAlias = Callable[..., Tuned]
 
 
@@ -216,17 +157,54 @@ def _fewest_rounds(rows: list[Row]) -> Row:
 
 
 @dataclass(frozen=True)
-class _Planner:
-    """Compute the rows of one plan; the fields are the arguments of `plan`."""
+class Planner:
+    """Compute each method's rounds to epsilon and their cost, by every known analysis.
+
+    Attributes:
+        setting: N, S, K, M, the accuracy epsilon, and the constants; L is the rows' (Assumption 1).
+        measure: The measure that epsilon bounds, "grad_norm" or, for a convex f, "gap".
+        d: Parameters.
+        convex: Whether f is convex.
+        L: The average smoothness of the clients (Assumption 2), for PAGE and MARINA, and the
+            smoothness of f, for gradient descent and for conversions.
+        costs: Latency and speeds, from which a time is estimated.
+        codec: The codec of replies, for the methods whose analysis covers one. It decides the
+            setting's omega and alpha; the other methods send uncompressed vectors.
+
+    Raises:
+        InputError: A gap is asked of an f that is not convex, or the codec's size varies.
+    """
 
     setting: Setting
     measure: Measure
     d: int
     convex: bool
-    costs: TimeModel
-    average_L: float
-    whole_L: float
-    codec: Codec
+    L: Smoothness
+    costs: TimeModel = field(default_factory=TimeModel)
+    codec: Codec = IDENTITY
+
+    def __post_init__(self) -> None:
+        if self.measure == "gap" and not self.convex:
+            raise InputError(
+                "a gap f - f* can be planned for a convex objective only; choose one, or ask for a "
+                "gradient norm"
+            )
+        if not self.codec.has_fixed_size:
+            raise InputError(
+                "a plan needs a codec of which every vector has the same size, not "
+                f"{self.codec}; use randk, topk, natural, dither or a cast"
+            )
+
+    def rows(self) -> list[Row]:
+        """Return a row for each method and analysis.
+
+        They are bounds for FedPAGE, PAGE, gradient descent, MARINA and S-DANE, and orders for the
+        others. Analyses that need a constant which the setting does not have are left out.
+        """
+        rows = [self.bound_page(K) for K in dict.fromkeys((self.setting.K, 1))]
+        rows += [self.bound_descent(), *self.bound_marina(), *self.bound_similarity()]
+        entries = (self.evaluate(entry) for entry in (*TABLE, *STRONGLY_CONVEX, *RIVALS))
+        return rows + [row for row in entries if row is not None]
 
     def settings(self) -> Iterator[tuple[Measure, Setting, bool]]:
         """Yield the measures of theorems, with an epsilon that implies the requested one.
@@ -242,7 +220,7 @@ class _Planner:
         if self.measure == "grad_norm":
             yield "grad_norm", s, False
             if self.convex:
-                yield "gap", replace(s, epsilon=epsilon**2 / (2 * self.whole_L)), True
+                yield "gap", replace(s, epsilon=epsilon**2 / (2 * self.L.whole)), True
             return
         yield "gap", s, False
         if s.mu is not None:
@@ -274,7 +252,7 @@ class _Planner:
         strongly_convex: _Theorem = strongly_convex_page if K == 1 else strongly_convex_fedpage
         for measure, s, converted in self.settings():
             common: dict[str, Any] = {"N": s.N, "S": s.S, "epsilon": s.epsilon}
-            common |= {"L": self.average_L} if K == 1 else {"L": s.L, "K": K}
+            common |= {"L": self.L.average} if K == 1 else {"L": s.L, "K": K}
             if measure == "grad_norm":
                 yield nonconvex(**common, D0=s.D0), converted
                 continue
@@ -284,7 +262,7 @@ class _Planner:
 
     def bound_descent(self) -> Row:
         """Compute the row of gradient descent with the step 1/L, all clients in every round."""
-        L, rows = self.whole_L, []
+        L, rows = self.L.whole, []
         for measure, s, converted in self.settings():
             needs, rounds = "f smooth", 2 * L * s.D0 / s.epsilon**2
             if measure == "gap":
@@ -306,7 +284,7 @@ class _Planner:
         if found is None or omega is None or self.codec == IDENTITY:
             return []  # without a codec they are gradient descent and PAGE
         s, converted = found
-        L = self.average_L
+        L = self.L.average
         constants = Smoothness(row=s.L, client=L, average=L, whole=L)
         share = self.codec.bits(self.d, np.dtype(np.float64)) / (64 * self.d)
         rows = []

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.runs import toml
-from fedpage.runs.config import Settings, setting, structure
+from fedpage.runs.config import Settings, structure
 from fedpage.studies.claims import Claim
-from fedpage.studies.grid import FigureConfig, StudyConfig
+from fedpage.studies.grid import FigureConfig, StudyConfig, list_problems
 from fedpage.studies.study import Study
 
 STUDIES = ("local-steps", "comparison", "clients", "full")
@@ -26,13 +26,8 @@ class TuningTable:
 
     eta_g: list[float]
     rho: list[float]
-    target: float = setting(above=0)
-    seeds: int = setting(at_least=1, at_most=100_000)
-
-
-@dataclass(frozen=True)
-class _Tunings:
-    tuning: dict[str, Any] = field(default_factory=dict)
+    target: float
+    seeds: int
 
 
 @cache
@@ -41,11 +36,8 @@ def _read(name: str) -> tuple[StudyConfig, dict[str, TuningTable]]:
     source = f"studies/paper/{name}.toml"
     file = files("fedpage.studies.paper").joinpath(f"{name}.toml")
     table: Settings = toml.loads(file.read_text(encoding="utf-8"), source)
-    searches = structure(_Tunings, {"tuning": table.pop("tuning", {})}, source).tuning
-    tunings = {
-        figure: structure(TuningTable, search, f"{source}, [tuning.{figure}]")
-        for figure, search in searches.items()
-    }
+    searches = table.pop("tuning", {})
+    tunings = {figure: TuningTable(**search) for figure, search in searches.items()}
     return structure(StudyConfig, table, source), tunings
 
 
@@ -78,7 +70,7 @@ def load(
         names: Names of figures, such as "comparison/a9a-robust".
         store: The directory of the runs.
         seeds: Runs of each curve; by default as in the files.
-        data: Other data, of which titles say so.
+        data: Other data, which titles name.
         quick: Whether to run 2 seeds and a tenth of the rounds.
 
     Raises:
@@ -108,6 +100,7 @@ def _on_other_data(config: StudyConfig, data: str) -> StudyConfig:
     from fedpage.data import load
 
     rows = load(data).rows
+    old = {name: problem.source.data for name, problem in list_problems(config, "").items()}
 
     def change(table: Mapping[str, Any]) -> dict[str, Any]:
         changed = dict(table)
@@ -118,21 +111,15 @@ def _on_other_data(config: StudyConfig, data: str) -> StudyConfig:
             changed["partition"] = "blocks"
         return changed
 
-    old = {name: table.get("data") for name, table in config.problems.items()}
-    for name, table in config.problems.items():
-        old[name] = old[name] or old.get(table.get("like")) or config.defaults.problem.get("data")
+    def mark(figure: FigureConfig) -> FigureConfig:
+        own = old[(figure.problems or list(old))[0]]
+        return replace(figure, title=f"{figure.title} [on {data} instead of {own}]")
+
     return replace(
         config,
         problems={name: change(table) for name, table in config.problems.items()},
         defaults=replace(config.defaults, problem=change(config.defaults.problem)),
-        figures=[
-            replace(
-                figure,
-                title=f"{figure.title} [on {data} instead of "
-                f"{old[(figure.problems or list(old))[0]]}]",
-            )
-            for figure in config.figures
-        ],
+        figures=list(map(mark, config.figures)),
     )
 
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
 
-from fedpage.core.columns import Cost, Target
+from fedpage.core.columns import Target
 from fedpage.core.errors import InputError
 from fedpage.core.files import put
-from fedpage.methods.registry import describe_method
 from fedpage.report.plots import FigureRuns
 from fedpage.report.tables import Table
-from fedpage.runs.fingerprint import method_digest, result_key
 from fedpage.runs.toml import digest
 from fedpage.studies.claims import FAILS, HOLDS, UNDECIDED, Claim, Finding
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.run_archive import open_source
-from fedpage.studies.search import Search
-from fedpage.studies.space import given_axes
 from fedpage.studies.study import Study
-from fedpage.studies.trials import HELD_OUT_SEED, Question, Trials, describe_problem
+from fedpage.studies.trials import Progress
+from fedpage.studies.tuning import tune
 
 _HOLDS = (Target().hold, 0.0)
 """The searches are for a target that holds, as elsewhere, and for its first touch."""
@@ -52,7 +50,7 @@ def search(
     grid: TuningTable,
     out: Path,
     jobs: int,
-    progress: Callable[[str, int, int | None, str], None],
+    progress: Progress,
 ) -> list[TunedCurve]:
     """Tune every curve of a figure and write the results to tuning/<figure>.json.
 
@@ -64,39 +62,30 @@ def search(
         grid: The step sizes to search.
         out: The directory of the reproduction.
         jobs: Processes.
-        progress: Called with the curve, runs done, None (the runs in all are unknown), and a note.
+        progress: Called with the runs done, None (the total is unknown) and the curve.
 
     Returns:
         A row for each curve and each meaning of the target.
     """
     rows = []
-    about, every = study.config, study.config.record_every
-    sources = study.restrict([figure]).sources()
+    sources, every = study.restrict([figure]).sources(), study.config.record_every
     curves = [curve for name in sources for curve in study.curves if curve.problem == name]
-    for curve, hold in ((curve, hold) for curve in curves for hold in _HOLDS):
+    for curve, hold in product(curves, _HOLDS):
         problem, method = open_source(sources[curve.problem]), cast(Any, curve.value)
         panel = f"{problem.N:,} clients"
-
-        def report(
-            done: int, _: int | None, note: str, what: str = f"{panel}, {curve.label}"
-        ) -> None:
-            progress(what, done, None, note)
-
-        values = {"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {})
-        question = Question(
-            Target(value=grid.target, hold=hold), Cost.parse("rounds"),
+        found = tune(
+            problem, method, target=Target(value=grid.target, hold=hold),
+            search={"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {}),
+            fixed_grid=True, rounds=study.config.rounds, limit=study.config.rounds,
             record_every=every if isinstance(every, int) else 10,
-            rounds=math.ceil((1 + hold) * about.rounds),  # a stretch may end after the limit
-        )  # fmt: skip
-        store = out / "tuning" / f"{figure}.jsonl"
-        trials = Trials(problem, question, about.rounds, store, jobs, report)
-        axes, design = given_axes(method, problem, values, is_fixed=True)
-        found = Search(trials, method, axes, seeds=grid.seeds, design=design)
-        found.run()
-        best: Any = found.best
-        held_out = range(HELD_OUT_SEED, HELD_OUT_SEED + grid.seeds)
-        paid = [trial.cost for trial in trials.run([(best, s, math.inf) for s in held_out])]
+            seeds=grid.seeds, held_out_seeds=grid.seeds, jobs=jobs,
+            store=out / "tuning" / f"{figure}.jsonl",
+            progress=lambda done, *_, what=f"{panel}, {curve.label}": progress(done, None, what),
+        ).first  # fmt: skip
+        best: Any = found.method
+        paid = (math.inf,) if found.sample is None else found.sample.costs
         quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest").tolist()
+        near = {cast(Any, tried).eta_g for tried, score in found.scores if score.ratio <= 1.1}
         rows.append(
             TunedCurve(
                 panel=panel,
@@ -106,14 +95,19 @@ def search(
                 eta_g=best.eta_g,
                 rho=round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None,
                 rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
-                within_tenth=sorted({m.eta_g for m, score in found.scores() if score.ratio <= 1.1}),
+                within_tenth=sorted(near),
             )
         )
-    path = out / "tuning" / f"{figure}.json"
+    path = result_file(out, figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
     put(path, json.dumps(table, indent=2).encode("utf-8") + b"\n")
     return rows
+
+
+def result_file(out: Path, figure: str) -> Path:
+    """Return the file of the results of a search."""
+    return out / "tuning" / f"{figure}.json"
 
 
 def table(figure: str, grid: TuningTable, rows: Sequence[TunedCurve]) -> Table:
@@ -155,21 +149,11 @@ def load(study: Study, figure: str, grid: TuningTable, path: Path) -> list[Tuned
 
 
 def _key(study: Study, figure: str, grid: TuningTable) -> str:
-    """Return a key of all that a search depends on: step sizes, problems, methods, data, code."""
-    part = study.restrict([figure])
-    problems = {name: open_source(source) for name, source in part.sources().items()}
-    about = {
-        "grid": asdict(grid),
-        "holds": _HOLDS,
-        "rounds": study.config.rounds,
-        "record_every": study.config.record_every,
-        "problems": {name: describe_problem(problem) for name, problem in sorted(problems.items())},
-        "methods": [
-            [curve.problem, describe_method(curve.value), method_digest(curve.value)]
-            for curve in part.curves
-        ],
-    }
-    return result_key(about)
+    """Return a digest of the search's grid and of all that the figure's runs depend on."""
+    first = study.config.seed_list[0]
+    plans = study.restrict([figure]).plans
+    runs = sorted(plan.key for key, plan in plans.items() if key.seed == first)
+    return digest({"grid": asdict(grid), "holds": _HOLDS, "runs": runs})
 
 
 def check_steps(
@@ -177,7 +161,7 @@ def check_steps(
     claim: Claim,
     figure: FigureRuns,
     choices: Mapping[str, str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Compare the tuned eta_g of a figure's curves, as `fedpage.studies.claims.Check`.
 
     Args:
@@ -191,7 +175,6 @@ def check_steps(
     for row in tuned.get(figure.name, ()):
         if (row["hold"] == 0) == bool(choices):
             panels.setdefault(row["panel"], []).append(row)
-    findings = []
     printed = iter(claim.printed if figure.name.endswith("a9a") else ())
     for panel, rows in panels.items():
         near = [row["within_tenth"] for row in rows]
@@ -207,5 +190,4 @@ def check_steps(
         measured = f"{chosen}{theirs}; within a tenth of the best: {ranges}"
         needed = "every eta_g within a tenth of the best is larger for the largest K"
         where = f"{figure.name}, {panel}"
-        findings.append(Finding(where, "eta_g rises with K", verdict, measured, needed))
-    return findings
+        yield Finding(where, "eta_g rises with K", verdict, measured, needed)
