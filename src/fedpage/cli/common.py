@@ -6,9 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 C = TypeVar("C", bound="DataclassInstance")
+_PATHS = {"name", "data", "devices", "objective", "partition", "metrics"}
+"""Settings that may be files."""
 
 
 # --- directories and files ------------------------------------------------------------------------
@@ -121,15 +123,17 @@ def read_command(cls: type[T], path: Path) -> T:
 def with_absolute_paths(config: C) -> C:
     """Make paths in a configuration absolute, so that its run can be resumed from anywhere.
 
-    They are those of data, of devices, and of a user's method, loss, partition and metrics.
+    They are the paths of data, of devices, and of a user's method, loss, partition and metrics.
     """
-    texts = {}
-    for name in {"name", "data", "devices", "objective", "partition", "metrics"}:
-        text = getattr(config, name, None)
-        if text:
-            words = text.split(",") if name == "metrics" else [text]
-            texts[name] = ",".join(map(_absolute, words))
-    return replace(config, **texts)
+    changes: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            changes[field.name] = with_absolute_paths(value)
+        elif value and field.name in _PATHS:
+            words = value.split(",") if field.name == "metrics" else [value]
+            changes[field.name] = ",".join(map(_absolute, words))
+    return replace(config, **changes)
 
 
 def _absolute(text: str) -> str:

@@ -131,27 +131,22 @@ def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
 
 def _draw_sizes(ax: Axes, sizes: Ints, *, is_wide: bool) -> None:
     """Draw the numbers of rows, on a logarithmic axis where they differ much."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+    from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
     if is_wide:
-        steps = np.sort(sizes)[::-1]
-        edges = np.arange(len(steps) + 1)
-        heights = np.append(steps, steps[-1])
-        ax.fill_between(edges, heights, step="post", color=ACCENT, linewidth=0)
-        ax.set_xlim(0, len(steps))
+        ax.stairs(np.sort(sizes)[::-1], fill=True, color=ACCENT)
+        ax.set_xlim(0, len(sizes))
         ax.set_xlabel("clients, the largest first")
     else:
         ax.bar(np.arange(len(sizes)), sizes, color=ACCENT, width=0.8)
     if sizes.max() > 50 * sizes.min():
         ax.set_yscale("log")
         ax.set_ylim(0.7, 1.5 * sizes.max())
-        ax.yaxis.set_major_locator(LogLocator(numticks=12))
-        ax.yaxis.set_minor_locator(LogLocator(subs="auto", numticks=12))
-        ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     else:
         ax.set_ylim(0, 1.05 * sizes.max())
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.set_ylabel("rows")
 
 
@@ -180,15 +175,13 @@ def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
     order = np.lexsort((-shares[main, np.arange(len(main))], main))
     if len(labels) == 2:
         order = np.argsort(shares[1], kind="stable")
-    tops = np.vstack([np.zeros(counts.shape[1]), np.cumsum(shares[:, order], axis=0)])
-    edges = np.arange(counts.shape[1] + 1)
+    shares = shares[:, [*order, order[-1]]]  # a step ends where the next one begins
     every = -(-len(labels) // 20)
-    for label, colour in enumerate(_label_colours(len(labels))):
-        low, high = (np.append(line, line[-1]) for line in (tops[label], tops[label + 1]))
-        ax.fill_between(
-            edges, low, high, step="post", color=colour, linewidth=0,
-            label=_shorten(labels[label]) if label % every == 0 else "_nolegend_",
-        )  # fmt: skip
+    names = ["_nolegend_" if i % every else _shorten(label) for i, label in enumerate(labels)]
+    ax.stackplot(
+        np.arange(shares.shape[1]), shares, labels=names, colors=_label_colours(len(labels)),
+        step="post", linewidth=0,
+    )  # fmt: skip
     ax.set_xlim(0, counts.shape[1])
     ax.set_ylim(0, 1)
     ax.set_xlabel("clients, sorted by their labels")
@@ -231,26 +224,19 @@ def _name_clients(ax: Axes, partition: Partition) -> float:
         return 0.0
     names = [_shorten(str(name)) for name in ids]
     longest = max(map(len, names))
-    words: dict[str, Any] = {}
-    height = 0.0
-    if longest * clients > 90 and clients > 15:
-        words, height = {"rotation": 90}, 0.075 * longest
-    elif longest * clients > 90:
-        words = {"rotation": 35, "rotation_mode": "anchor", "horizontalalignment": "right"}
-        height = 0.045 * longest
-    ax.set_xticks(range(clients), names, fontsize=8, **words)
-    return height
+    is_tight = longest * clients > 90
+    ax.set_xticks(range(clients), names, fontsize=8, rotation=90 if is_tight else 0)
+    return 0.075 * longest if is_tight else 0.0
 
 
-def _label_colours(labels: int) -> Sequence[tuple[float, ...]]:
+def _label_colours(labels: int) -> Sequence[Any]:
     from matplotlib import colormaps
-    from matplotlib.colors import to_rgba
 
     if labels <= 2:
-        return [to_rgba(ACCENT), to_rgba("#E69F00")][:labels]
+        return [ACCENT, "#E69F00"]
     if labels <= 10:
-        return [colormaps["tab10"](i) for i in range(labels)]
-    return [colormaps["turbo"](i / (labels - 1)) for i in range(labels)]
+        return list(colormaps["tab10"](range(labels)))
+    return list(colormaps["turbo"](np.linspace(0, 1, labels)))
 
 
 def _shorten(name: str, most: int = 22) -> str:
