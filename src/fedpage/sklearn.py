@@ -370,7 +370,7 @@ class FederatedRegressor(RegressorMixin, _Federated, _WithLoss):
             coef, intercept = self._run(self.loss, X, y / mean, groups, alpha_unit=1.0 / mean)
             shift, unit = np.log(mean), 1.0
         else:
-            # Least squares has the same solution in other units of y, and the tolerance has none.
+            # The solution does not depend on the units of y, and the tolerance has no unit.
             shift = float(y.mean()) if self.fit_intercept else 0.0
             unit = float(y.std()) or 1.0
             coef, intercept = self._run(self.loss, X, (y - shift) / unit, groups)

@@ -214,7 +214,7 @@ def _check_client_alone(method: AnyMethod) -> None:
 def _work(
     method: AnyMethod, message: Any, oracle: Oracle, states: Any
 ) -> tuple[Any, dict[str, Vector]]:
-    """Return the replies, and their arrays and those of the new client states by name."""
+    """Return the replies, and by name the arrays of the replies and of the new client states."""
     replies, kept = method.client(message, oracle, states)
     found = dict(replies._asdict())
     if kept is not None:

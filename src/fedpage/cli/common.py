@@ -150,7 +150,7 @@ def _absolute(text: str) -> str:
 
 
 def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[str, str]:
-    """Parse the words that are no options of the command, such as `--eta-g 0.1 --S=10`.
+    """Parse the words that are not options of the command, such as `--eta-g 0.1 --S=10`.
 
     Returns:
         The given hyper-parameters of the method, as words.
@@ -213,7 +213,7 @@ def split_methods(text: str) -> list[str]:
 def progress_bar(name: str) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr, from the first call of the function that the block gets.
 
-    Its arguments are what is done, the total if it is known, and a note.
+    Its arguments are the number of steps done, the total if it is known, and a note.
     """
     bars = progress_bars()
     task = bars.add_task(name, total=None)
@@ -262,9 +262,9 @@ def handle_signals(out: Path | None, jobs: int = 1) -> Iterator[None]:
 
 @contextmanager
 def continues(out: Path, advice: str = "the same command continues") -> Iterator[None]:
-    """Say after Ctrl-C, or an error such as a full disk, how a command continues from a directory.
+    """Explain after Ctrl-C, or an error such as a full disk, how to continue a command.
 
-    What the store of a single run says about it is left out: that run belongs to the command.
+    The advice of the store of a single run is left out, because the run belongs to the command.
     """
     try:
         yield

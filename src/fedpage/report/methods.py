@@ -21,7 +21,7 @@ from fedpage.methods.schedules import Constant, Schedule
 from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")
-"""Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
+"""One codec is unbiased, the other contractive; a method is tried with both."""
 _EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive": "topk:0.1"}
 """A codec of each class."""
 

@@ -104,7 +104,7 @@ def plot_partition(
 
 
 def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
-    """Find the rows and who holds them."""
+    """Find the rows and the partition."""
     data = given if isinstance(given, Dataset) else getattr(given, "data", None)
     if not isinstance(data, Dataset):
         raise InputError(

@@ -54,7 +54,7 @@ class PanelRuns:
     Attributes:
         title: Its title.
         curves: Its runs by label.
-        values: What tells it from the other panels, such as {"clients": 3250, "step": 0.1}.
+        values: The settings that differ between panels, such as {"clients": 3250, "step": 0.1}.
     """
 
     title: str

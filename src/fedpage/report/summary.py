@@ -41,8 +41,8 @@ _FIELD_OF_COST = {
     "round": "rounds", "bytes": "total_bytes", "bytes_up": "bytes_up", "bytes_down": "bytes_down",
     "clients": "clients",
 }  # fmt: skip
-"""The costs that every table has; another one gets a column of its own."""
-BOLD_NOTE = "Bold: the least cost, and costs that the seeds do not tell from it."
+"""The costs that every table has; another one gets an additional column."""
+BOLD_NOTE = "Bold: the least cost, and costs that the seeds cannot distinguish from it."
 
 
 def summarise(
@@ -165,7 +165,7 @@ def table(
     *,
     bold: Collection[str] = (),
 ) -> Table:
-    """Arrange rows as a table, without the columns that say nothing.
+    """Arrange rows as a table, without columns that add nothing.
 
     "ended" is left out where all runs finished, the cost where another column has it, and the value
     where the target is about the loss, which has its own column.
