@@ -58,7 +58,7 @@ def imported_modules(tree: ast.Module, known: set[str]) -> set[str]:
 
 def main(root: Path) -> None:
     """Print the table."""
-    files = sorted(root.rglob("*.py"))
+    files = sorted([*root.rglob("*.py"), *root.rglob("*.pyi")])
     names = {
         ".".join(("fedpage", *path.relative_to(root).with_suffix("").parts)): path for path in files
     }

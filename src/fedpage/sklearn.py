@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeGuard
 
 import numpy as np
@@ -48,31 +49,27 @@ _STEP = 0.9
 """The effective step of a method that is given by its name, in units of 1/L of the objective."""
 
 
+@dataclass(eq=False, repr=False)
+class _WithLoss:
+    """The regressor's first argument: the last base of a dataclass has its first field."""
+
+    loss: Literal["squares", "huber", "robust", "poisson"] = "squares"
+
+
+@dataclass(eq=False, repr=False)
 class _Federated(BaseEstimator):
     """What the classifier and the regressor have in common."""
 
-    def __init__(
-        self,
-        method: AnyMethod | str | None = None,
-        clients: int = 10,
-        *,
-        reg: str = "l2",
-        alpha: float | None = None,
-        fit_intercept: bool = True,
-        standardise: bool = True,
-        rounds: int = 2000,
-        tol: float = 1e-4,
-        random_state: Any = 0,
-    ) -> None:
-        self.method = method
-        self.clients = clients
-        self.reg = reg
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.standardise = standardise
-        self.rounds = rounds
-        self.tol = tol
-        self.random_state = random_state
+    method: AnyMethod | str | None = None
+    clients: int = 10
+    _: dataclasses.KW_ONLY
+    reg: str = "l2"
+    alpha: float | None = None
+    fit_intercept: bool = True
+    standardise: bool = True
+    rounds: int = 2000
+    tol: float = 1e-4
+    random_state: Any = 0
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters.
@@ -217,6 +214,7 @@ class _Federated(BaseEstimator):
         return np.asarray(safe_sparse_dot(X, coef.T, dense_output=True) + self.intercept_)
 
 
+@dataclass(eq=False, repr=False)
 class FederatedClassifier(ClassifierMixin, _Federated):
     """Classify by logistic regression, or by softmax regression if there are more than two classes.
 
@@ -309,7 +307,8 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         return self.classes_[number]
 
 
-class FederatedRegressor(RegressorMixin, _Federated):
+@dataclass(eq=False, repr=False)
+class FederatedRegressor(RegressorMixin, _Federated, _WithLoss):
     """Predict numbers by a linear model: least squares, Huber, robust or Poisson regression.
 
     `sample_weight` is not supported.
@@ -344,26 +343,6 @@ class FederatedRegressor(RegressorMixin, _Federated):
     0.52
     """
 
-    def __init__(
-        self,
-        loss: Literal["squares", "huber", "robust", "poisson"] = "squares",
-        method: AnyMethod | str | None = None,
-        clients: int = 10,
-        *,
-        reg: str = "l2",
-        alpha: float | None = None,
-        fit_intercept: bool = True,
-        standardise: bool = True,
-        rounds: int = 2000,
-        tol: float = 1e-4,
-        random_state: Any = 0,
-    ) -> None:
-        super().__init__(
-            method, clients, reg=reg, alpha=alpha, fit_intercept=fit_intercept,
-            standardise=standardise, rounds=rounds, tol=tol, random_state=random_state,
-        )  # fmt: skip
-        self.loss = loss
-
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Fit the model.
 
@@ -391,7 +370,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
             coef, intercept = self._run(self.loss, X, y / mean, groups, alpha_unit=1.0 / mean)
             shift, unit = np.log(mean), 1.0
         else:
-            # Least squares has the same solution in other units of y, and the tolerance has none.
+            # The solution does not depend on the units of y, and the tolerance has no unit.
             shift = float(y.mean()) if self.fit_intercept else 0.0
             unit = float(y.std()) or 1.0
             coef, intercept = self._run(self.loss, X, (y - shift) / unit, groups)

@@ -7,6 +7,7 @@ implementation of its paper, round by round.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from numpy.typing import ArrayLike
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.messages import mean_rows
 from fedpage.core.random import RoundDraws
-from fedpage.core.types import AnyMethod, Ints, Oracle, Problem, Replies, Vector
+from fedpage.core.types import AnyMethod, Ints, Oracle, Problem, Replies, Rows, Vector
 from fedpage.engine.faults import Faults
 from fedpage.engine.simulate import Simulation, check_is_method
 from fedpage.methods.schedules import at_peak
@@ -213,7 +214,7 @@ def _check_client_alone(method: AnyMethod) -> None:
 def _work(
     method: AnyMethod, message: Any, oracle: Oracle, states: Any
 ) -> tuple[Any, dict[str, Vector]]:
-    """Return the replies, and their arrays and those of the new client states by name."""
+    """Return the replies, and by name the arrays of the replies and of the new client states."""
     replies, kept = method.client(message, oracle, states)
     found = dict(replies._asdict())
     if kept is not None:
@@ -226,37 +227,24 @@ def _work(
 def _check_inputs(method: AnyMethod) -> None:
     for r, run in enumerate(_simulate(method)):
         draws = RoundDraws(1, r + 1)
-        before = _copy(run.state)
-        call = method.call(run.state, draws)
-        sent, states = _copy(call.message), run.client_states.get(call.clients)
-        kept = [] if states is None else _copy(states)
-        oracle = run.problem.oracle(call.clients, draws)
-        replies, _ = _work(method, call.message, oracle, states)
-        mean = type(replies)(*map(mean_rows, replies))
-        combined = _copy(mean)
-        method.server(run.state, Replies(mean, call.clients, call.message))
-        for what, now, then in (
-            ("the server's state", run.state, before),
-            ("the message", call.message, sent),
-            ("the client state", states or (), kept),
-            ("the mean of the replies", mean, combined),
-        ):
-            pairs = zip(_parts(now), then, strict=True)
-            is_equal = all(np.array_equal(a, b) for a, b in pairs)
-            _require(is_equal, f"{what} is changed in place; make new arrays instead")
+        given: list[tuple[str, Any, Any]] = []
 
+        def copied(what: str, value: Any, given: list[tuple[str, Any, Any]] = given) -> Any:
+            given.append((what, value, copy.deepcopy(value)))
+            return value
 
-def _copy(values: Iterable[Any]) -> list[ArrayLike]:
-    return [v.copy() if isinstance(v, np.ndarray) else v for v in _parts(values)]
-
-
-def _parts(values: Iterable[Any]) -> Iterator[ArrayLike]:
-    """Iterate over the arrays and numbers of a NamedTuple, which may hold others."""
-    for value in values:
-        if isinstance(value, tuple):
-            yield from _parts(value)
-        else:
-            yield value
+        call = method.call(copied("the server's state", run.state), draws)
+        states = copied("the client state", run.client_states.get(call.clients))
+        message = copied("the message", call.message)
+        replies, _ = _work(method, message, run.problem.oracle(call.clients, draws), states)
+        mean = copied("the mean of the replies", type(replies)(*map(mean_rows, replies)))
+        method.server(run.state, Replies(mean, call.clients, message))
+        for what, value, before in given:
+            try:
+                np.testing.assert_equal(value, before)
+            except AssertionError:
+                fault = f"{what} is changed in place; make new arrays instead"
+                raise MethodError(fault) from None
 
 
 def _check_resumes(method: AnyMethod) -> None:
@@ -328,8 +316,8 @@ def _check_direction(method: AnyMethod) -> None:
 
 def _check_failures(method: AnyMethod) -> None:
     for run in _simulate(method, faults=Faults(dropout=0.1, nan=0.05, late=0.05)):
-        is_finite = bool(np.isfinite(run.x).all())
-        _require(is_finite, "the model is not finite any more when some clients fail")
+        fault = "the model is not finite any more when some clients fail"
+        _require(bool(np.isfinite(run.x).all()), fault)
 
 
 _DECLARED = "it declares name, paper, messages and client_state"
@@ -355,7 +343,7 @@ _LAWS: dict[str, Callable[[AnyMethod], None]] = {
 # --- replays --------------------------------------------------------------------------------------
 
 
-class ScriptedDraws:
+class ScriptedDraws(RoundDraws):
     """The draws of one round, given instead of drawn.
 
     Args:
@@ -376,12 +364,9 @@ class ScriptedDraws:
         steps: int = 1,
         orders: Sequence[list[int]] = (),
     ) -> None:
-        self.round, self._steps, self._orders = round, steps, orders
+        super().__init__(0, round)
+        self._steps, self._orders = steps, orders
         self._coin, self._clients, self._batches = coin, clients, batches
-        drawn = RoundDraws(0, round)
-        self.row_orders, self.client_keys = drawn.row_orders, drawn.client_keys
-        self.normal = drawn.normal
-        self.shared_key = drawn.shared_key
 
     def coin(self, p: float) -> bool:
         """Return the given coin."""
@@ -410,7 +395,7 @@ class ScriptedDraws:
         """Return a given order of the clients."""
         return np.array(self._orders[number], dtype=np.int64)
 
-    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Ints:
+    def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Return the given rows (clients, count, b)."""
         chosen = [self._batches[int(c)][first : first + count] for c in clients]
         return np.array(chosen, dtype=np.uint32)

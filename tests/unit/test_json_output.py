@@ -36,7 +36,6 @@ def test_every_command_that_prints_a_table_has_json():
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
-        ("data list", {"data"}),
         ("tune fedavg --S 4 --K 2 --search eta_l=0.01,0.1 --fixed-grid --seeds 2 --target 0.5 "
          "--held-out-seeds 2 --out t --clients 40 --rounds 10", {"goal", "candidates", "command"}),
         ("choose --methods fedavg,fedpage --target 0.3 --rounds 50 --seeds 2 --held-out-seeds 4 "

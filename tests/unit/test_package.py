@@ -53,7 +53,7 @@ def test_the_wheel_has_what_it_needs_and_nothing_else(tmp_path):
     wanted = {
         name.removeprefix("src/") for name in names
         if name.startswith("src/")
-        and name.endswith((".py", ".toml", ".html", ".css", ".js", "py.typed"))
+        and name.endswith((".py", ".pyi", ".toml", ".html", ".css", ".js", "py.typed"))
     }  # fmt: skip
     assert wanted <= shipped
     assert {"fedpage/py.typed", f"{about}/licenses/LICENSE"} <= shipped

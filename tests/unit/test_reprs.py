@@ -272,7 +272,6 @@ def test_report_writes_a_page_and_is_still_a_package(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"target": "accuracy:0.9"}, "theorems are about a gradient norm"),
         ({"target": -1.0}, "above 0"),
         ({"target": 0.1, "constants": {"Ll": 3}}, "unknown constant 'Ll': did you mean 'L'"),
         ({"target": 0.1, "cost": "seconds"}, "cost 'seconds' needs"),

@@ -285,13 +285,3 @@ def test_bad_settings_are_refused_in_fit(options, text):
 def test_bad_targets_are_refused(model, targets, text):
     with pytest.raises(ValueError, match=text):
         model.fit([[0.0], [1.0]], targets)
-
-
-def test_sample_weights_are_refused():
-    weighted: Any = FederatedRegressor()
-    with pytest.raises(TypeError, match="sample_weight"):
-        weighted.fit([[0.0], [1.0]], [1, 2], sample_weight=[1, 1])
-
-
-def test_the_name_in_fedpage():
-    assert fp.sklearn.FederatedClassifier is FederatedClassifier

@@ -17,9 +17,9 @@ from fedpage.report.methods import first_sentence
 
 app = options.make_app()
 _LEGEND = """\
-Bits are those of a vector of {d:,} float64 numbers, before it is filled up to whole bytes. share:
-their share of 64 bits a number. omega: the codec is unbiased, and this is its relative variance.
-alpha: it is contractive, and at least this part of the squared length arrives.
+bits: the size of a vector of {d:,} float64 numbers, before it is filled up to whole bytes.
+share: the size relative to 64 bits a number. omega: the codec is unbiased, and this is its relative
+variance. alpha: it is contractive, and at least this part of the squared length arrives.
 
 Use one as --up natural or --down float32. Two in a row: randk:12+natural. Shortened, so that it is
 contractive: scaled(randk:12)."""

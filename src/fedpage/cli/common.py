@@ -6,9 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 C = TypeVar("C", bound="DataclassInstance")
+_PATHS = {"name", "data", "devices", "objective", "partition", "metrics"}
+"""Settings that may be files."""
 
 
 # --- directories and files ------------------------------------------------------------------------
@@ -121,15 +123,17 @@ def read_command(cls: type[T], path: Path) -> T:
 def with_absolute_paths(config: C) -> C:
     """Make paths in a configuration absolute, so that its run can be resumed from anywhere.
 
-    They are those of data, of devices, and of a user's method, loss, partition and metrics.
+    They are the paths of data, of devices, and of a user's method, loss, partition and metrics.
     """
-    texts = {}
-    for name in {"name", "data", "devices", "objective", "partition", "metrics"}:
-        text = getattr(config, name, None)
-        if text:
-            words = text.split(",") if name == "metrics" else [text]
-            texts[name] = ",".join(map(_absolute, words))
-    return replace(config, **texts)
+    changes: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            changes[field.name] = with_absolute_paths(value)
+        elif value and field.name in _PATHS:
+            words = value.split(",") if field.name == "metrics" else [value]
+            changes[field.name] = ",".join(map(_absolute, words))
+    return replace(config, **changes)
 
 
 def _absolute(text: str) -> str:
@@ -146,7 +150,7 @@ def _absolute(text: str) -> str:
 
 
 def read_hyper_parameters(context: typer.Context, entry: MethodEntry) -> dict[str, str]:
-    """Parse the words that are no options of the command, such as `--eta-g 0.1 --S=10`.
+    """Parse the words that are not options of the command, such as `--eta-g 0.1 --S=10`.
 
     Returns:
         The given hyper-parameters of the method, as words.
@@ -209,7 +213,7 @@ def split_methods(text: str) -> list[str]:
 def progress_bar(name: str) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr, from the first call of the function that the block gets.
 
-    Its arguments are what is done, the total if it is known, and a note.
+    Its arguments are the number of steps done, the total if it is known, and a note.
     """
     bars = progress_bars()
     task = bars.add_task(name, total=None)
@@ -258,9 +262,9 @@ def handle_signals(out: Path | None, jobs: int = 1) -> Iterator[None]:
 
 @contextmanager
 def continues(out: Path, advice: str = "the same command continues") -> Iterator[None]:
-    """Say after Ctrl-C, or an error such as a full disk, how a command continues from a directory.
+    """Explain after Ctrl-C, or an error such as a full disk, how to continue a command.
 
-    What the store of a single run says about it is left out: that run belongs to the command.
+    The advice of the store of a single run is left out, because the run belongs to the command.
     """
     try:
         yield

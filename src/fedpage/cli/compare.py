@@ -125,12 +125,9 @@ def compare(
 
     They have the same effective step, number of clients, local work and seeds.
     """
-    asked = CompareCommand(
-        common.with_absolute_paths(problem),
-        common.with_absolute_paths(compare),
-        files.checkpoint_every,
-        None if files.faults is None else toml.read(files.faults),
-    )
+    failing = None if files.faults is None else toml.read(files.faults)
+    asked = CompareCommand(problem, compare, files.checkpoint_every, failing)
+    asked = common.with_absolute_paths(asked)
     if files.config is not None:
         names = (*dataclass_fields(ProblemConfig), *dataclass_fields(CompareConfig), "faults")
         check_no_settings(context, names, "give all settings as options instead")

@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
 from fedpage.cli import options
 from fedpage.cli.options import Document
-from fedpage.cli.output import console, print_table
+from fedpage.cli.output import console, print_grid, print_table
 from fedpage.core.errors import InputError
 from fedpage.data import download, registry
 from fedpage.report import data_summary
@@ -80,12 +79,7 @@ def show(
         lines += data_summary.summarise_partition(rows, division)
     elif config.partition or figure or config.min_rows is not None:
         raise InputError("give the number of clients with --clients, such as --clients 20")
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for heading, text in lines:
-        grid.add_row(heading, escape(text))
-    console().print(grid)
+    print_grid([(f"[bold]{heading}", escape(text)) for heading, text in lines])
     if division is not None:
         print_table(data_summary.client_table(rows, division))
     if figure is not None:

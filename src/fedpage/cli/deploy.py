@@ -93,7 +93,7 @@ def keys(
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """Describe what `deploy check` checks, as far as it is given."""
+    """Describe what `deploy check` checks; settings that are not given are skipped."""
 
     app: Path | None = setting(None, "The app's directory.")
     ca: Path | None = setting(None, "The authority's certificate.")

@@ -35,7 +35,7 @@ DEVICES_HELP = (
 
 @dataclass(frozen=True)
 class RoundsConfig:
-    """Describe how long a run takes and what is recorded of it."""
+    """Describe the length of a run and what it records."""
 
     rounds: int = setting(2000, "Communication rounds.", at_least=0)
     record_every: Literal["log"] | int = setting(
@@ -160,7 +160,7 @@ def command(
     Args:
         app: The app.
         name: The command's name.
-        takes_hyper_parameters: Whether words that are no options are left in the context.
+        takes_hyper_parameters: Whether words that are not options are left in the context.
     """
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 

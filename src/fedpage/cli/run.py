@@ -83,7 +83,8 @@ def run(
         hyper = common.read_hyper_parameters(context, build.find_method(method))
         failing = None if files.faults is None else toml.read(files.faults)
         asked = RunCommand(MethodConfig(method, hyper), problem, run, failing)
-    return execute(asked.with_absolute_paths(), files, source=str(files.faults or files.config))
+    asked = common.with_absolute_paths(asked)
+    return execute(asked, files, source=str(files.faults or files.config))
 
 
 def execute(asked: RunCommand, files: RunFiles, *, source: str, resume: bool = False) -> Document:

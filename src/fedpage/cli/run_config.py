@@ -40,15 +40,6 @@ class RunCommand:
     faults: Settings | None = None
     """The content of the --faults file."""
 
-    def with_absolute_paths(self) -> RunCommand:
-        """Return the settings with absolute paths, which can be used from any directory."""
-        return RunCommand(
-            with_absolute_paths(self.method),
-            with_absolute_paths(self.problem),
-            with_absolute_paths(self.run),
-            self.faults,
-        )
-
 
 def read_run_command(path: Path, changes: Sequence[str]) -> RunCommand:
     """Read the settings of a run from a run.toml, or from a file with the same tables.
@@ -120,7 +111,7 @@ def write_run_command(
 ) -> str:
     """Write a file for `fedpage run --config`, and return the command that takes it."""
     command = RunCommand(MethodConfig(name, build.hyper_words(method)), problem, run)
-    path.write_text(toml.dumps(to_table(command.with_absolute_paths())), encoding="utf-8")
+    path.write_text(toml.dumps(to_table(with_absolute_paths(command))), encoding="utf-8")
     return shlex.join(["fedpage", "run", "--config", str(path)])
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from fedpage.core.columns import Cost, TargetLike
@@ -84,4 +84,5 @@ class Report(ModuleType):
     __call__ = staticmethod(write_report)
 
 
-sys.modules[__name__].__class__ = Report
+report = cast(Report, sys.modules[__name__])
+report.__class__ = Report

@@ -45,9 +45,9 @@ class Summary:
     ) -> tuple[Vector, Vector]:
         """Compute the line and the band of a column over runs of one method, at equal costs.
 
-        On a logarithmic axis mean and interval are those of the logarithms, so that the line is the
-        geometric mean and no interval reaches below 0. A single run has no interval, and there is
-        no mean where a run has diverged.
+        On a logarithmic axis mean and interval are computed from logarithms, so that the line is
+        the geometric mean and no interval reaches below 0. A single run has no interval, and there
+        is no mean where a run has diverged.
 
         Args:
             runs: The runs.
@@ -75,7 +75,7 @@ class Summary:
             return grid, np.exp(band) if is_log else band
 
     def describe(self, groups: Mapping[str, Sequence[History]], *, is_log: bool) -> str:
-        """Say what lines and bands are, such as "median and quartiles, 5 seeds".
+        """Describe lines and bands, such as "median and quartiles, 5 seeds".
 
         The text is "" if no curve has more than one run.
         """

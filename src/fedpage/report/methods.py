@@ -21,36 +21,9 @@ from fedpage.methods.schedules import Constant, Schedule
 from fedpage.runs.config import field_types
 
 _PROBES = ("randk:1", "topk:1")
-"""Codecs that tell which ones a method takes: one is unbiased, the other contractive."""
+"""One codec is unbiased, the other contractive; a method is tried with both."""
 _EXAMPLES = {"any": "natural", "unbiased": "natural or randk:0.1", "contractive": "topk:0.1"}
 """A codec of each class."""
-
-
-class Parts(NamedTuple):
-    """The fields of a message, reply or client state by what they hold."""
-
-    vectors: tuple[str, ...]
-    numbers: tuple[str, ...]
-    triangles: tuple[str, ...]
-
-    @classmethod
-    def of(cls, type_: type) -> Parts:
-        """Return the fields of a NamedTuple of vectors, numbers and triangles of matrices."""
-        sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
-        names: dict[int, list[str]] = {2: [], 1: [], 3: []}
-        for name, size in zip(field_names(type_), sizes, strict=True):
-            names[size].append(name)
-        return cls(*map(tuple, names.values()))
-
-    @property
-    def names(self) -> str:
-        """All fields, such as "x, c"."""
-        return ", ".join((*self.vectors, *self.numbers, *self.triangles))
-
-    @property
-    def size(self) -> str:
-        """The number of vectors; a triangle is as long as (d+1)/2 of them."""
-        return f"{len(self.vectors)}{' + (d+1)/2' * len(self.triangles)}"
 
 
 class Exchange(NamedTuple):
@@ -58,20 +31,26 @@ class Exchange(NamedTuple):
 
     Attributes:
         message: The type of the message.
-        down: What a called client receives.
-        up: What it sends.
+        down: The names of the fields that a called client receives, such as "x, c".
+        up: The names of the fields that it sends.
+        vectors: Vectors down and up, such as "2/1"; a triangle is as long as (d+1)/2 of them.
         compressed: The fields of the reply that pass through the codec `up`.
     """
 
     message: type
-    down: Parts
-    up: Parts
+    down: str
+    up: str
+    vectors: str
     compressed: tuple[str, ...]
 
-    @property
-    def vectors(self) -> str:
-        """Vectors down and up, such as "2/1"."""
-        return f"{self.down.size}/{self.up.size}"
+
+def _count_fields(type_: type) -> tuple[str, str]:
+    """Return the fields of a NamedTuple, vectors first, and their size in vectors."""
+    sizes = layout_of(type_, 2, np.dtype(np.float64)).sizes
+    vector, number, triangle = 2, 1, 3  # their lengths in two dimensions
+    each = list(zip(field_names(type_), sizes, strict=True))
+    names = [name for kind in (vector, number, triangle) for name, size in each if size == kind]
+    return ", ".join(names), f"{sizes.count(vector)}{' + (d+1)/2' * sizes.count(triangle)}"
 
 
 def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
@@ -85,11 +64,13 @@ def exchanges(entry: MethodEntry, *, every: bool = False) -> list[Exchange]:
     compressible: Compressible = {}
     if has_codec(entry, "up"):
         compressible = getattr(entry(), "compressible", {})
-    return [
-        Exchange(message, Parts.of(message), Parts.of(reply), tuple(compressible.get(message, ())))
-        for message, reply in entry.cls.messages.items()  # type: ignore[attr-defined]
-        if message not in rare
-    ]
+    found = []
+    for message, reply in entry.cls.messages.items():  # type: ignore[attr-defined]
+        if message not in rare:
+            (down, received), (up, sent) = _count_fields(message), _count_fields(reply)
+            compressed = tuple(compressible.get(message, ()))
+            found.append(Exchange(message, down, up, f"{received}/{sent}", compressed))
+    return found
 
 
 def traffic(entry: MethodEntry) -> str:
@@ -124,7 +105,7 @@ def _accepts(entry: MethodEntry, codec: str) -> bool:
 def kept(entry: MethodEntry) -> str:
     """Return the vectors that a client keeps between rounds, such as "delta, y", or "-"."""
     state = entry.cls.client_state
-    return "-" if state is None else Parts.of(state).names  # type: ignore[arg-type]
+    return "-" if state is None else _count_fields(state)[0]  # type: ignore[arg-type]
 
 
 def first_sentence(documented: type | None) -> str:
@@ -205,7 +186,7 @@ def sections(entry: MethodEntry) -> dict[str, list[tuple[str, ...]]]:
     messages = found["Messages: vectors down/up, fields sent → sent back"] = []
     for each in exchanges(entry, every=True):
         rare = "" if each.message in usual else " (only if clients fail to answer)"
-        sent = f"{each.down.names} → {each.up.names}"
+        sent = f"{each.down} → {each.up}"
         messages.append((each.vectors, sent, first_sentence(each.message) + rare))
     state = entry.cls.client_state
     stored = "Nothing." if state is None else f"{first_sentence(state)}."  # type: ignore[arg-type]
@@ -244,7 +225,7 @@ def markdown() -> str:
 
 
 def _describe_row(names: list[str], entry: MethodEntry) -> tuple[str, ...]:
-    pairs = {(each.down.names, each.up.names): each.vectors for each in exchanges(entry)}
+    pairs = {(each.down, each.up): each.vectors for each in exchanges(entry)}
     sent = "; ".join(
         f"`{down or 'nothing'}` → `{up or 'nothing'}` ({vectors})"
         for (down, up), vectors in pairs.items()

@@ -178,7 +178,7 @@ class Page:
         }
 
     def _cost_to_target(self, runs: Sequence[History], x: str) -> float | None:
-        """Return the median cost to the target; None if there is none or half did not reach it."""
+        """Return the median cost to the target, or None if half of the runs did not reach it."""
         target = self.target
         if target is None or find_direction(runs, target.column) is None:
             return None

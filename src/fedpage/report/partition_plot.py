@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 60
-"""With more clients than this, shares of labels are drawn as bands instead of bubbles."""
+"""With more clients than this, shares of labels are drawn as bands instead of rows as cells."""
 _MOST_LABELS = 100
 """With more different whole numbers than this, labels are targets of a regression."""
 _NAMED = 30
@@ -56,9 +56,9 @@ def plot_partition(
 ) -> Figure:
     """Draw the labels and the number of rows of each client.
 
-    Up to 60 clients are drawn as a chart of bubbles, whose areas are numbers of rows. More clients
-    are drawn as bands of the labels' shares, and their sizes in descending order. Targets of a
-    regression are drawn by their quantiles at each client.
+    Up to 60 clients are drawn as a map with a cell for each label of each client, whose shade is
+    the number of rows. More clients are drawn as bands of the labels' shares, and their sizes in
+    descending order. Targets of a regression are drawn by their quantiles at each client.
 
     Args:
         problem_or_data: A problem over rows, such as `LogisticRegression`, or a Dataset.
@@ -82,7 +82,7 @@ def plot_partition(
     is_wide = partition.N > MANY
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")
     title = f"{_shorten(data.name, 40)}, {_shorten(partition.name, 80)}"
-    figure.suptitle(title, fontsize=10)  # before the discs, which fill the height that is left
+    figure.suptitle(title, fontsize=10)
     if is_wide:
         content, sizes = figure.subplots(1, 2, width_ratios=(3, 2))
     else:
@@ -97,14 +97,14 @@ def plot_partition(
     elif is_wide:
         _draw_share_bands(content, *counted)
     else:
-        _draw_bubbles(figure, content, *counted)
+        _draw_counts(figure, content, *counted)
     if path is not None:
         write_figure(figure, path, dpi=160)
     return figure
 
 
 def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
-    """Find the rows and who holds them."""
+    """Find the rows and the partition."""
     data = given if isinstance(given, Dataset) else getattr(given, "data", None)
     if not isinstance(data, Dataset):
         raise InputError(
@@ -131,79 +131,41 @@ def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
 
 def _draw_sizes(ax: Axes, sizes: Ints, *, is_wide: bool) -> None:
     """Draw the numbers of rows, on a logarithmic axis where they differ much."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+    from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
     if is_wide:
-        steps = np.sort(sizes)[::-1]
-        edges = np.arange(len(steps) + 1)
-        heights = np.append(steps, steps[-1])
-        ax.fill_between(edges, heights, step="post", color=ACCENT, linewidth=0)
-        ax.set_xlim(0, len(steps))
+        ax.stairs(np.sort(sizes)[::-1], fill=True, color=ACCENT)
+        ax.set_xlim(0, len(sizes))
         ax.set_xlabel("clients, the largest first")
     else:
         ax.bar(np.arange(len(sizes)), sizes, color=ACCENT, width=0.8)
     if sizes.max() > 50 * sizes.min():
         ax.set_yscale("log")
         ax.set_ylim(0.7, 1.5 * sizes.max())
-        ax.yaxis.set_major_locator(LogLocator(numticks=12))
-        ax.yaxis.set_minor_locator(LogLocator(subs="auto", numticks=12))
-        ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     else:
         ax.set_ylim(0, 1.05 * sizes.max())
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.set_ylabel("rows")
 
 
-def _draw_bubbles(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> None:
-    """Draw a disc for each label of each client; its area is the number of rows."""
-    ax.set_xlim(-0.9, counts.shape[1] - 0.1)
-    ax.set_ylim(-0.9, len(labels) - 0.1)
+def _draw_counts(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> None:
+    """Draw a cell for each label of each client; a darker one has more rows, a white one none."""
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    image = ax.imshow(
+        np.ma.masked_equal(counts, 0), aspect="auto", origin="lower", interpolation="nearest",
+        cmap="YlGnBu", norm=PowerNorm(0.5, vmin=0),
+    )  # fmt: skip
     every = -(-len(labels) // 30)
     names = [_shorten(name) for name in labels[::every]]
     ax.set_yticks(range(0, len(labels), every), names, fontsize=8)
     ax.set_ylabel("label")
-    ax.grid(axis="x", color="#EEEEEE")
-    ax.set_axisbelow(True)
-    label, client = np.nonzero(counts)
-    rows = counts[label, client]
-    most = int(rows.max())
-    examples = sorted({_round_down(most / 100), _round_down(most / 10), _round_down(most)})
-    radius = _largest_radius(figure, ax, counts)  # of a disc of one row, in points
-    smallest = 4.0
-    colours = _label_colours(len(labels))
-    area = (2 * radius) ** 2
-    ax.scatter(
-        client, label, s=np.maximum(rows * area, smallest), c=[colours[i] for i in label.tolist()],
-        linewidth=0, clip_on=False,
-    )  # fmt: skip
-    discs = [
-        ax.scatter([], [], s=max(n * area, smallest), color="#666666", linewidth=0)
-        for n in examples
-    ]
-    widest = 2 * radius * examples[-1] ** 0.5 / 8  # in units of the font's size
-    ax.legend(
-        discs, [f"{n:,}" for n in examples], title="rows", frameon=False, fontsize=8,
-        title_fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), scatterpoints=1,
-        handlelength=max(1.2, widest), handleheight=max(1.0, 0.7 * widest),
-        labelspacing=0.4 + 0.2 * widest,
-    )  # fmt: skip
-
-
-def _largest_radius(figure: Figure, ax: Axes, counts: Ints) -> float:
-    """Return the radius of a disc of one row, in points, so that no two discs overlap."""
-    figure.draw_without_rendering()
-    box = ax.get_window_extent()
-    points = 72 / figure.dpi
-    wide = 0.88 * box.width * points / (counts.shape[1] + 0.8)  # the legend takes some of it
-    high = box.height * points / (len(counts) + 0.8)
-    root = np.sqrt(counts)
-    limits = [18.0 / root.max(), 0.9 * min(wide, high) / root.max()]
-    if counts.shape[1] > 1:
-        limits.append(wide / (root[:, 1:] + root[:, :-1]).max())
-    if len(counts) > 1:
-        limits.append(high / (root[1:] + root[:-1]).max())
-    return 0.97 * float(min(limits))
+    scale = figure.colorbar(image, ax=ax, fraction=0.04, pad=0.01, label="rows")
+    scale.ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    scale.ax.tick_params(labelsize=8)
 
 
 def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
@@ -213,15 +175,13 @@ def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
     order = np.lexsort((-shares[main, np.arange(len(main))], main))
     if len(labels) == 2:
         order = np.argsort(shares[1], kind="stable")
-    tops = np.vstack([np.zeros(counts.shape[1]), np.cumsum(shares[:, order], axis=0)])
-    edges = np.arange(counts.shape[1] + 1)
+    shares = shares[:, [*order, order[-1]]]  # a step ends where the next one begins
     every = -(-len(labels) // 20)
-    for label, colour in enumerate(_label_colours(len(labels))):
-        low, high = (np.append(line, line[-1]) for line in (tops[label], tops[label + 1]))
-        ax.fill_between(
-            edges, low, high, step="post", color=colour, linewidth=0,
-            label=_shorten(labels[label]) if label % every == 0 else "_nolegend_",
-        )  # fmt: skip
+    names = ["_nolegend_" if i % every else _shorten(label) for i, label in enumerate(labels)]
+    ax.stackplot(
+        np.arange(shares.shape[1]), shares, labels=names, colors=_label_colours(len(labels)),
+        step="post", linewidth=0,
+    )  # fmt: skip
     ax.set_xlim(0, counts.shape[1])
     ax.set_ylim(0, 1)
     ax.set_xlabel("clients, sorted by their labels")
@@ -264,32 +224,19 @@ def _name_clients(ax: Axes, partition: Partition) -> float:
         return 0.0
     names = [_shorten(str(name)) for name in ids]
     longest = max(map(len, names))
-    words: dict[str, Any] = {}
-    height = 0.0
-    if longest * clients > 90 and clients > 15:
-        words, height = {"rotation": 90}, 0.075 * longest
-    elif longest * clients > 90:
-        words = {"rotation": 35, "rotation_mode": "anchor", "horizontalalignment": "right"}
-        height = 0.045 * longest
-    ax.set_xticks(range(clients), names, fontsize=8, **words)
-    return height
+    is_tight = longest * clients > 90
+    ax.set_xticks(range(clients), names, fontsize=8, rotation=90 if is_tight else 0)
+    return 0.075 * longest if is_tight else 0.0
 
 
-def _label_colours(labels: int) -> Sequence[tuple[float, ...]]:
+def _label_colours(labels: int) -> Sequence[Any]:
     from matplotlib import colormaps
-    from matplotlib.colors import to_rgba
 
     if labels <= 2:
-        return [to_rgba(ACCENT), to_rgba("#E69F00")][:labels]
+        return [ACCENT, "#E69F00"]
     if labels <= 10:
-        return [colormaps["tab10"](i) for i in range(labels)]
-    return [colormaps["turbo"](i / (labels - 1)) for i in range(labels)]
-
-
-def _round_down(value: float) -> int:
-    """Round to 1, 2 or 5 times a power of ten, at least 1."""
-    power = 10.0 ** np.floor(np.log10(max(value, 1.0)))
-    return int(power * max(step for step in (1, 2, 5) if step * power <= max(value, 1.0)))
+        return list(colormaps["tab10"](range(labels)))
+    return list(colormaps["turbo"](np.linspace(0, 1, labels)))
 
 
 def _shorten(name: str, most: int = 22) -> str:

@@ -54,7 +54,7 @@ class PanelRuns:
     Attributes:
         title: Its title.
         curves: Its runs by label.
-        values: What tells it from the other panels, such as {"clients": 3250, "step": 0.1}.
+        values: The settings that differ between panels, such as {"clients": 3250, "step": 0.1}.
     """
 
     title: str
@@ -143,20 +143,18 @@ def plot(
         check_figure_path(path)
     summary = Summary(band, quantiles)
     given = histories if isinstance(histories, Mapping) else {"": histories}
-    tables = {name: _require_runs(some) for name, some in given.items()}
-    if panels is not None:
-        tables = {
-            ", ".join(filter(None, (name, value))): some
-            for name, runs in tables.items()
-            for value, some in _divide(
-                runs, [panels] if isinstance(panels, str) else list(panels)
-            ).items()
-        }
-    xs, ys = ([names] if isinstance(names, str) else list(names) for names in (x, y))
-    cells = list(product(tables.items(), ys, xs))
+    xs, ys, settings = (
+        [names] if isinstance(names, str) else list(names) for names in (x, y, panels or ())
+    )
+    tables = {
+        ", ".join(filter(None, (name, value))): some
+        for name, runs in given.items()
+        for value, some in _divide(_require_runs(runs), settings).items()
+    }
+    groups = {name: by_method(runs) for name, runs in tables.items()}
+    cells = list(product(groups.items(), ys, xs))
     if not cells:
         raise InputError("nothing to plot: no histories, or no column for an axis, given")
-    groups = {name: by_method(runs) for name, runs in tables.items()}
     if columns is not None and columns < 1:
         raise InputError(f"columns must be at least 1, not {columns}")
     if columns is None:
@@ -166,25 +164,22 @@ def plot(
             columns = 2
     if title is None:
         title = describe_runs([run for runs in tables.values() for run in runs])
+    shown = tuple(PanelRuns(name, curves) for (name, curves), _, _ in cells)
     figure = draw_figure(
-        FigureRuns(
-            "plot", title, "", columns,
-            tuple(PanelRuns(name, groups[name]) for (name, _), _, _ in cells),
-        ),
+        FigureRuns("plot", title, "", columns, shown),
         [cost for _, _, cost in cells],
         [column for _, column, _ in cells],
         width=width,
         summary=summary,
-    )  # fmt: skip
+    )
     if path is not None:
         write_figure(figure, path, dpi or (160 if width == "screen" else 300))
     return figure
 
 
 def _divide(runs: Sequence[History], settings: Sequence[str]) -> dict[str, list[History]]:
-    """Divide runs by the values of settings of the problem or the method."""
-    divided: dict[str, list[History]] = {}
-    short: dict[str, str] = {}
+    """Divide runs by the values of settings of the problem or the method, if there are any."""
+    divided: dict[tuple[str, ...], list[History]] = {}
     for run in runs:
         about = {**run.meta.get("method", {}), **run.meta.get("problem", {})}
         texts = []
@@ -194,12 +189,11 @@ def _divide(runs: Sequence[History], settings: Sequence[str]) -> dict[str, list[
                 raise InputError(f"panels: runs have no setting {setting!r};{hint}")
             value = about[setting]
             texts.append(value if isinstance(value, str) else f"{setting} = {value}")
-        key = ", ".join(texts)
-        divided.setdefault(key, []).append(run)
-        short[key] = ", ".join(map(shorten_partition, texts))
-    if len(set(short.values())) < len(short):
-        return divided
-    return {short[key]: some for key, some in divided.items()}
+        divided.setdefault(tuple(texts), []).append(run)
+    short = {", ".join(map(shorten_partition, key)): some for key, some in divided.items()}
+    if len(short) == len(divided):
+        return short
+    return {", ".join(key): some for key, some in divided.items()}
 
 
 def curves(
@@ -286,8 +280,7 @@ def draw_figure(
 
     choice("a figure", "width", width, ("single", "double", "screen"))
     summary = summary or Summary()
-    count = len(figure.panels)
-    rows = -(-count // figure.columns)
+    rows = -(-len(figure.panels) // figure.columns)
     inches = WIDTHS.get(width, max(4.4 * figure.columns, 6.4))
     panel = inches / figure.columns
     if width in WIDTHS:
@@ -296,14 +289,16 @@ def draw_figure(
     else:
         height, size = 3.2, _Size(ticks=max(3, int(panel / 0.65)))
     page = Figure(figsize=(inches, rows * height), layout="constrained")
-    grid = page.subplots(rows, figure.columns, squeeze=False).ravel()
+    grid = list(page.subplots(rows, figure.columns, squeeze=False).flat)
+    for ax in grid[len(figure.panels) :]:
+        ax.remove()
+    del grid[len(figure.panels) :]
     styles = assign_styles(figure.labels)
     entries: dict[str, Artist] = {}
     notes: dict[str, None] = {}
     lines = 0
-    for number, (ax, runs) in enumerate(zip(grid, figure.panels, strict=False)):
-        cost = x if isinstance(x, str) else x[number]
-        column = y if isinstance(y, str) else y[number]
+    costs, columns = ([n] * len(grid) if isinstance(n, str) else n for n in (x, y))
+    for ax, runs, cost, column in zip(grid, figure.panels, costs, columns, strict=True):
         is_log = _draw_panel(ax, runs.curves, styles, cost, column, summary, size)
         name = wrap_text(runs.title, panel - 0.9, size.font)
         ax.set_title(name, fontsize=size.font)
@@ -311,9 +306,7 @@ def draw_figure(
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, line)
         notes[summary.describe(runs.curves, is_log=is_log)] = None
-    _drop_repeated_labels(list(grid[:count]), figure.columns)
-    for ax in grid[count:]:
-        ax.set_visible(False)
+    _drop_repeated_labels(grid, figure.columns)
     heading = wrap_text(figure.title, inches - 0.2, size.font + 1)
     page.suptitle(heading, fontsize=size.font + 1)
     factors = factor_styles(figure.labels) if set(entries) == set(figure.labels) else None

@@ -6,9 +6,10 @@ Methods differ by colour, step sizes by dash, and variants by marker.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 from zlib import crc32
 
 ACCENT, HIGHLIGHT, PALE = "#0072B2", "#D55E00", "#9CC5E0"
@@ -101,14 +102,13 @@ def assign_styles(labels: Iterable[str]) -> dict[str, Style]:
     methods: dict[str, list[_Curve]] = {}
     for curve in curves:
         methods.setdefault(curve.method, []).append(curve)
-    part, values = "step", _values_within(methods, "step")
-    if not values:
-        part, values = "variant", _values_within(methods, "variant")
+    part = "step" if _list_values(methods.values(), "step") else "variant"
+    values = _list_values(methods.values(), part)
     styles: dict[str, Style] = {}
     for curve in curves:
         own, value = methods[curve.method], getattr(curve, part)
         # with too many values for one key to all methods, each method has its own
-        known = values if len(values) <= len(DASHES) else _sort_steps(getattr(c, part) for c in own)
+        known = values if len(values) <= len(DASHES) else _list_values([own], part)
         dash = known.index(value) % len(DASHES) if value in known else 0
         variant = list(dict.fromkeys(each.variant for each in own)).index(curve.variant)
         styles[curve.label] = _first_unused(curve.method, variant, dash, set(styles.values()))
@@ -155,20 +155,16 @@ class _Curve:
         return cls(label, method, tuple(_STEP.findall(rest)), variant)
 
 
-def _values_within(methods: Mapping[str, Sequence[_Curve]], part: str) -> list[object]:
-    """Return the values of a part, of the methods that have several of them."""
-    groups = [[getattr(curve, part) for curve in own] for own in methods.values()]
-    return _sort_steps(value for group in groups if len(set(group)) > 1 for value in group)
+def _list_values(methods: Iterable[Sequence[_Curve]], part: str) -> list[Any]:
+    """Return the values of a part, of the methods that have several; steps by their numbers."""
 
-
-def _sort_steps(values: Iterable[object]) -> list[object]:
-    """Sort steps by their numbers; variants, which are texts, keep their order."""
-
-    def key(value: object) -> list[float]:
+    def numbers(value: str | tuple[str, ...]) -> list[float]:
         texts = value if isinstance(value, tuple) else ()
         return [float(text) if _NUMBER.fullmatch(text) else -1.0 for text in texts]
 
-    return sorted(dict.fromkeys(values), key=key)
+    groups = [[getattr(curve, part) for curve in own] for own in methods]
+    found = [value for group in groups if len(set(group)) > 1 for value in group]
+    return sorted(dict.fromkeys(found), key=numbers)
 
 
 def _first_unused(method: str, variant: int, dash: int, used: set[Style]) -> Style:

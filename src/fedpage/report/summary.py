@@ -38,11 +38,11 @@ _COLUMNS: dict[str, tuple[str, Callable[[Row, str], str]]] = {
 }
 """The heading of each column of the table, and how its values are written."""
 _FIELD_OF_COST = {
-    "bytes": "total_bytes", "bytes_up": "bytes_up", "bytes_down": "bytes_down", "round": "rounds",
+    "round": "rounds", "bytes": "total_bytes", "bytes_up": "bytes_up", "bytes_down": "bytes_down",
     "clients": "clients",
 }  # fmt: skip
-"""The costs that every table has; another one gets a column of its own."""
-BOLD_NOTE = "Bold: the least cost, and costs that the seeds do not tell from it."
+"""The costs that every table has; another one gets an additional column."""
+BOLD_NOTE = "Bold: the least cost, and costs that the seeds cannot distinguish from it."
 
 
 def summarise(
@@ -66,14 +66,8 @@ def summarise(
         unit of "cost".
     """
     rows, cost, goal = [], Cost.parse(cost), Target.parse(target)
+    costs = {field: Cost.parse(name) for name, field in _FIELD_OF_COST.items()} | {"cost": cost}
     for label, runs in by_method(histories).items():
-
-        def median(measure: Callable[[History], float], runs: list[History] = runs) -> float:
-            return float(np.median([measure(run) for run in runs]))
-
-        def reach(cost: str | Cost, runs: list[History] = runs) -> float:
-            return float(np.median([run.cost_to(goal, cost) for run in runs]))
-
         step = runs[0].meta.get("method", {}).get("effective_step")
         diverged = sum(run.diverged for run in runs)
         has_loss = all("loss" in run.columns for run in runs)
@@ -81,25 +75,26 @@ def summarise(
             {
                 "method": label,
                 "step": math.nan if step is None else float(step),
-                "value": median(lambda run: end_value(run, goal.column)),
-                "loss": median(lambda run: end_value(run, "loss")) if has_loss else math.nan,
-                "rounds": reach("round"),
-                "cost": reach(cost),
-                "total_bytes": reach("bytes"),
-                "bytes_up": reach("bytes_up"),
-                "bytes_down": reach("bytes_down"),
-                "clients": reach("clients"),
+                "value": _median(end_value(run, goal.column) for run in runs),
+                "loss": _median(end_value(run, "loss") for run in runs) if has_loss else math.nan,
+                **{
+                    f: _median(run.cost_to(goal, each) for run in runs) for f, each in costs.items()
+                },
                 "at_end": sum(run.ends_at(goal) for run in runs),
                 "runs": len(runs),
-                "clients_per_round": median(
-                    lambda run: run.last("clients") / max(run.last("round"), 1.0)
+                "clients_per_round": _median(
+                    run.last("clients") / max(run.last("round"), 1.0) for run in runs
                 ),
-                "seconds": median(lambda run: run.last("seconds")),
+                "seconds": _median(run.last("seconds") for run in runs),
                 "end": f"{diverged} of {len(runs)} diverged" if diverged else "",
                 "unit": cost.column.unit,
             }
         )
     return rows
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def document(
@@ -170,7 +165,7 @@ def table(
     *,
     bold: Collection[str] = (),
 ) -> Table:
-    """Arrange rows as a table, without the columns that say nothing.
+    """Arrange rows as a table, without columns that add nothing.
 
     "ended" is left out where all runs finished, the cost where another column has it, and the value
     where the target is about the loss, which has its own column.

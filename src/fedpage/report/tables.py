@@ -113,7 +113,7 @@ class Table:
 
     @property
     def flat_headings(self) -> list[str]:
-        """The headings, each after that of its group."""
+        """The headings, each after the heading of its group."""
         above = [name for name, span in self.groups for _ in range(span)] or [""] * len(self.align)
         return [
             f"{group}: {word}" if group else word

@@ -91,7 +91,7 @@ _HIDDEN = (
     "effective_step", "class", "name", "data_digest", "partition_digest", "metrics_digest",
     "rows", "d", "data_note",
 )  # fmt: skip
-"""Entries of provenance that follow from others or say nothing to a reader."""
+"""Entries of provenance that follow from others or do not help a reader."""
 
 
 def _differences(run: History, twins: list[History], what: str) -> list[str]:
