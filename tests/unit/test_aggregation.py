@@ -117,21 +117,6 @@ def test_chunks_threads_and_a_resume_change_no_bit(aggregation, tmp_path):
     assert resumed.meta["aggregation"] == aggregation.describe()
 
 
-def test_methods_that_need_the_mean_itself_refuse_another():
-    allowed = set()
-    for name, entry in METHODS.items():
-        try:
-            TrimmedMean(0.1).check(entry(), 100)
-            allowed.add(name)
-        except fp.InputError:
-            continue
-    assert {"fedavg", "fedprox", "fedadam", "fedavgm", "fedyogi", "fedadagrad"} <= allowed
-    assert not allowed & {"fedpage", "scaffold", "page", "saga", "ef21", "feddyn", "fedexp"}
-    for refused in ("trimmed:share=0.1", "clipped:bound=1", "private:clip=1,noise=1"):
-        with pytest.raises(fp.InputError, match="needs the mean of the replies"):
-            run(Aggregation.from_text(refused), fp.FedPAGE(S=4))
-
-
 @pytest.mark.parametrize(
     "text", ["mean", "trimmed:share=0.25", "clipped:bound=2.5", "secure:bound=2.5,least=4"]
 )

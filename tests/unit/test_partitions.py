@@ -200,6 +200,9 @@ def test_rows_are_moved_from_the_largest_clients_one_after_another():
     ("make", "word"),
     [
         (lambda: fp.blocks(5, 6), "at most 5 clients"),
+        (lambda: fp.blocks(0, 1), "number of rows"),
+        (lambda: fp.iid(5, 6), "at most 5 clients"),
+        (lambda: fp.dirichlet(np.ones(3), 4, 0.5), "at most 3 clients"),
         (lambda: fp.blocks(5, 0), "number of clients"),
         (lambda: fp.blocks(5, 2.5), "whole number"),
         (lambda: fp.blocks("60", 6), "number of rows"),

@@ -125,14 +125,6 @@ def test_a_method_computes_with_the_numbers_of_a_round():
         method.effective_step  # noqa: B018
 
 
-def test_another_effective_step_scales_the_schedule():
-    method = fp.FedAvg(S=3, K=5, eta_l=Cosine(0.1, 20, 0.01))
-    moved = with_step(method, 2.0)
-    assert effective_step(moved) == pytest.approx(2.0)
-    assert moved.eta_l == Cosine(0.4, 20, 0.04)
-    assert with_step(fp.FedAvg(K=5), 2.0) == fp.FedAvg(K=5).with_step(2.0)
-
-
 @pytest.mark.parametrize(
     ("make", "part"),
     [
