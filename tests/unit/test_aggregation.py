@@ -15,7 +15,6 @@ from fedpage.engine import privacy
 from fedpage.engine.aggregation import Aggregation, ClippedMean, Mean, TrimmedMean, norms_of
 from fedpage.engine.fixed_point import FixedPointMean
 from fedpage.engine.privacy import PrivateMean, ReleaseJournal, read_noise_key
-from fedpage.methods.registry import METHODS
 
 KEY = b"key"
 needs_accountant = pytest.mark.skipif(

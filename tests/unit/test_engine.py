@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import methods, quadratic, uneven
+from support import quadratic
 
 import fedpage as fp
 from fedpage.core.errors import InputError

@@ -27,7 +27,6 @@ from fedpage.theory import (
     Setting,
     estimate,
     local_smoothness,
-    nonconvex_fedpage,
     planner,
     reference,
     variance,

@@ -20,7 +20,6 @@ from fedpage.methods.schedules import (
     at_peak,
     at_round,
     effective_step,
-    with_step,
 )
 from fedpage.report.methods import scheduled
 from fedpage.runs.build import build_method as build

@@ -211,7 +211,7 @@ def test_impossible_constants_are_refused(name, value):
             theory.nonconvex_page(**(GOOD | {name: value}))
     with pytest.raises(InputError, match=name):
         theory.nonconvex_fedpage(**(GOOD | {"K": 2, name: value}))
-    if name in ("epsilon", "L", "D0") and value != -1.0 or value == 101:
+    if (name in ("epsilon", "L", "D0") and value != -1.0) or value == 101:
         good = {**GOOD, "K": 1, "M": 5, name: value}
         with pytest.raises(InputError, match=name):
             theory.Setting(**good)
