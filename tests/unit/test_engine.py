@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.core.messages import add_rows, mean_rows
 from fedpage.engine.local import ClientStates
 from fedpage.engine.simulate import Simulation
@@ -87,18 +86,13 @@ def test_a_record_is_of_the_model_after_that_many_rounds(record_every, rounds, e
     assert history.x.tobytes() == run.x.tobytes()
 
 
-@pytest.mark.parametrize("record_every", [0, 7, 100, 2000])
+@pytest.mark.parametrize("record_every", [0, 7, 2000])
 def test_divergence_is_found_for_any_record_every(record_every):
     """Far from the minimum the gradient of robust regression is tiny, but the loss is high."""
     problem, stop = census(), fp.Stop("0.05,hold=0")
-    away = fp.simulate(
-        problem,
-        fp.FedPAGE(S=5, eta_g=1e6),
-        rounds=400,
-        seed=0,
-        record_every=record_every,
-        stop=stop,
-    )
+    method = fp.FedPAGE(S=5, eta_g=1e6)
+    given = {"rounds": 400, "seed": 0, "record_every": record_every}
+    away = fp.simulate(problem, method, stop=stop, **given)
     assert away.diverged
     assert away.stop_reason is fp.StopReason.DIVERGED
     assert away.stop_detail.startswith("loss")
@@ -107,18 +101,16 @@ def test_divergence_is_found_for_any_record_every(record_every):
     assert away.first_loss == problem.loss(np.zeros(problem.d))
 
 
-@pytest.mark.parametrize("options", [fp.RunOptions(), fp.RunOptions(threads=2, chunk=2)])
-def test_divergence_to_infinity_ends_a_run(options):
-    def run(eta, every=10):
+@pytest.mark.parametrize("record_every", [0, 10])
+def test_divergence_to_infinity_ends_a_run(record_every):
+    def run(eta):
         method = fp.FedAvg(S=4, K=2, eta_l=eta, b=None)
-        given = {"rounds": 3000 if eta > 1 else 100, "seed": 0, "record_every": every}
-        return fp.simulate(quadratic(), method, options=options, **given)
+        return fp.simulate(quadratic(), method, rounds=3000, seed=0, record_every=record_every)
 
-    for every in (0, 10):
-        history = run(50.0, every)
-        assert history.stop_reason is fp.StopReason.DIVERGED
-        assert history.stop_detail
-        assert history.last("round") < 3000
+    history = run(50.0)
+    assert history.stop_reason is fp.StopReason.DIVERGED
+    assert history.stop_detail
+    assert history.last("round") < 3000
     assert not run(0.01).diverged
 
 
@@ -145,17 +137,15 @@ def test_divergence_to_infinity_ends_a_run(options):
 )  # fmt: skip
 def test_wrong_arguments_of_simulate_are_refused(options, why):
     given = {"problem": census(), "method": fp.FedAvg(S=5), "rounds": 5, "seed": 0, **options}
-    with pytest.raises(InputError, match=why):
-        fp.simulate(given.pop("problem"), given.pop("method"), **given)
+    assert why in refusal(fp.simulate, **given)
 
 
 @pytest.mark.parametrize(
     "options", [{"seeds": "ab"}, {"seeds": True}, {"seeds": 1.5}, {"jobs": 0}, {"methods": None}]
 )
 def test_wrong_arguments_of_sweep_are_refused(options):
-    given = {"methods": [fp.FedAvg(S=5)], "seeds": 1} | options
-    with pytest.raises(InputError, match=f"{next(iter(options))} must be"):
-        fp.sweep(census(), given.pop("methods"), rounds=1, **given)
+    given = {"problem": census(), "methods": [fp.FedAvg(S=5)], "rounds": 1, "seeds": 1, **options}
+    assert f"{next(iter(options))} must be" in refusal(fp.sweep, **given)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +163,7 @@ def test_wrong_arguments_of_sweep_are_refused(options):
 )  # fmt: skip
 def test_hyper_parameters_out_of_range_are_refused(kind, name, values):
     for value in values:
-        with pytest.raises(InputError, match=f"{name} must be"):
-            kind(**{name: value})
+        assert f"{name} must be" in refusal(kind, **{name: value})
 
 
 def test_numpy_numbers_equal_python_numbers(tmp_path):
