@@ -111,7 +111,7 @@ def kill_runs(seed, runs_wanted=1, kills_wanted=1, say=print):
 
 COMMAND = [
     sys.executable, "-m", "fedpage", "run", "scaffold", "--data", "census:rows=2000",
-    "--clients", "200", "--rounds", "6000", "--record-every", "100", "--checkpoint-every", "200",
+    "--clients", "200", "--rounds", "3000", "--record-every", "100", "--checkpoint-every", "200",
 ]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def interrupt_command(folder, signals=(signal.SIGKILL, signal.SIGTERM, signal.SI
         name = signal.Signals(number).name
         say(f"{name}: exit {process.returncode}, resumed: {history.stop_reason}")
     problem = fp.RobustRegression(fp.load("census", rows=2000), clients=200)
-    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=6000, seed=0, record_every=100))
+    assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=3000, seed=0, record_every=100))
 
 
 def run_with_limit(problem, method, arguments, out, limit, pipe):

@@ -132,7 +132,8 @@ def test_without_its_last_checkpoint_a_run_is_extended_from_an_earlier_one(tmp_p
     assert history.same(fp.simulate(problem, method, rounds=30, **arguments))
 
 
-RUN = ["run", "scaffold", "--clients", "40", "--S", "4", "--record-every", "7"]
+SMALL = ["--data", "census:rows=200", "--clients", "40", "--S", "4"]
+RUN = ["run", "scaffold", *SMALL, "--record-every", "7"]
 
 
 def test_the_command_line_extends_a_run(run, tmp_path):
@@ -154,8 +155,8 @@ def test_the_command_line_extends_a_run(run, tmp_path):
 
 
 def test_the_command_line_extends_a_comparison(run, tmp_path):
-    words = ["compare", "--methods", "fedpage,fedavg", "--clients", "40", "--S", "4", "--seeds"]
-    words += ["2", "--record-every", "7"]
+    words = ["compare", "--methods", "fedpage,fedavg", *SMALL, "--seeds", "2"]
+    words += ["--record-every", "7"]
     assert run(*words, "--rounds", "10", "--out", "c")[0] == 0
     code, _, err = run("resume", "c", "--rounds", "9")
     assert (code, "the comparison in c has 10 rounds" in err) == (2, True)
@@ -188,7 +189,7 @@ def test_a_run_file_that_was_edited_by_hand_is_refused(run, tmp_path, old, new):
 
 
 def test_a_comparison_that_was_edited_by_hand_is_refused(run, tmp_path):
-    words = ["compare", "--methods", "fedavg", "--clients", "40", "--S", "4", "--seeds", "1"]
+    words = ["compare", "--methods", "fedavg", *SMALL, "--seeds", "1"]
     assert run(*words, "--rounds", "10", "--out", "c")[0] == 0
     path = tmp_path / "c" / "compare.toml"
     path.write_text(path.read_text().replace("seeds = 1", "seeds = 2"))

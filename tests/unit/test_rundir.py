@@ -27,7 +27,7 @@ from fedpage.runs.store import RunStore
 ALL = methods(4, 3, 0.1)
 EVERYONE = ("VRL-SGD", "Scaffnew", "EF21-BC", "Newton")
 """Methods that need every client in every round."""
-FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=20)
+FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=12)
 
 
 class KillAfter(fp.Callback):
@@ -66,13 +66,13 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
     """Clients fail, too; the public laws resume every method without failures."""
     problem, method = uneven(), ALL[name]
     faults = FAULTS if method.name not in EVERYONE else dataclasses.replace(FAULTS, gone=())
-    arguments = {"rounds": 40, "seed": 3, "record_every": 5}
+    arguments = {"rounds": 24, "seed": 3, "record_every": 5}
     first = fp.RunOptions(faults=faults)
     again = dataclasses.replace(first, resume=True, checkpoint_every=7)
     whole = fp.simulate(problem, method, options=first, **arguments)
-    kill(tmp_path, 15, problem, method, run_options=first, **arguments)
+    kill(tmp_path, 9, problem, method, run_options=first, **arguments)
     threads = dataclasses.replace(again, threads=3, chunk=2)
-    kill(tmp_path, 30, problem, method, run_options=threads, **arguments)
+    kill(tmp_path, 18, problem, method, run_options=threads, **arguments)
     resumed = fp.simulate(problem, method, out=tmp_path, options=again, **arguments)
     stored = fp.History.load(tmp_path)
     for history in (resumed, stored):
@@ -292,8 +292,8 @@ class Mine(FedAvg):
 
 def test_a_run_does_not_resume_with_changed_code_of_its_method(run, tmp_path):
     (tmp_path / "mine.py").write_text(METHOD)
-    words = "run mine.py@Mine --rounds 30 --clients 40 --S 4 --out r --checkpoint-every 5"
-    assert run(*words.split())[0] == 0
+    words = "run mine.py@Mine --data census:rows=200 --clients 40 --S 4 --rounds 30 --out r"
+    assert run(*words.split(), "--checkpoint-every", "5")[0] == 0
     history = tmp_path / "r" / "history.jsonl"
     for code, text in ((0, METHOD), (2, METHOD.replace("return super", "return  super"))):
         *lines, _ = history.read_bytes().splitlines(keepends=True)
