@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -61,6 +62,58 @@ class Unfused:
 
     def oracle(self, clients: Any, draws: Any) -> PlainOracle:
         return PlainOracle(self._problem.oracle(clients, draws))
+
+
+class OwnSquares(fp.RowProblem):
+    """Least squares in plain Python, as a user writes it, with predictions."""
+
+    def __init__(self, A: Any, y: Any, clients: int, **options: Any) -> None:
+        self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
+        super().__init__([len(b) for _, b in self.parts], A.shape[1], **options)
+
+    def client_loss(self, client: int, x: Any) -> float:
+        A, b = self.parts[client]
+        return float(np.mean((A @ x - b) ** 2) / 2)
+
+    def client_grad(self, client: int, rows: Any, x: Any) -> Any:
+        A, b = self.parts[client]
+        A, b = (A, b) if rows is None else (A[rows], b[rows])
+        return A.T @ (A @ x - b) / len(b)
+
+    def client_predictions(self, client: int, x: Any) -> Any:
+        A, b = self.parts[client]
+        return A @ x, b
+
+
+class Killed(BaseException):
+    """The process is killed."""
+
+
+class KillAtWrite:
+    """Kill the process at one of the moments around syncs, renames and cuts of files.
+
+    The moments are counted down from `left`; at zero or below, nobody is killed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        for name in ("fsync", "replace", "truncate"):
+            monkeypatch.setattr(os, name, self._around(getattr(os, name)))
+
+    def may_kill(self) -> None:
+        """Count a moment, at which the process may be killed."""
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.may_kill()
+            result = function(*arguments, **options)
+            self.may_kill()
+            return result
+
+        return call
 
 
 def each_round(

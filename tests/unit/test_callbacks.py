@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
 from fedpage.callbacks.progress import progress_bars
@@ -133,27 +133,28 @@ def test_functions_are_called():
     assert records == [(0, True), (4, True)]
     assert rounds == [1, 2, 3, 4]
     assert histories == [history]
-    with pytest.raises(fp.InputError, match="on_record must be a function, not 5"):
-        fp.FunctionCallback(on_record=5)
 
 
-@pytest.mark.parametrize("bad", ["bar", [fp.Progress], [print], fp.Progress()])
-def test_wrong_callbacks_are_refused(bad):
-    with pytest.raises(fp.InputError, match="callbacks must be a list"):
-        fp.simulate(linear(), fp.FedPAGE(S=2), rounds=1, seed=0, callbacks=bad)
+RUN = {"problem": linear(), "method": fp.FedPAGE(S=2), "rounds": 1, "seed": 0}
+SWEEP = {"problem": linear(), "methods": [fp.FedPAGE(S=2)], "rounds": 2, "seeds": 1}
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("call", "words"),
     [
-        (("tensorbord",), "no tracker 'tensorbord'; known are tensorboard, mlflow, wandb"),
-        ((), "name a tracker"),
-        ((5,), "5 is not a tracker"),
+        (lambda: fp.simulate(**RUN, callbacks="bar"), "callbacks must be a list"),
+        (lambda: fp.simulate(**RUN, callbacks=[fp.Progress]), "callbacks must be a list"),
+        (lambda: fp.simulate(**RUN, callbacks=[print]), "callbacks must be a list"),
+        (lambda: fp.simulate(**RUN, callbacks=fp.Progress()), "callbacks must be a list"),
+        (lambda: fp.sweep(**SWEEP, callbacks=[fp.Progress()]), "callbacks=lambda method, seed"),
+        (lambda: fp.FunctionCallback(on_record=5), "on_record must be a function, not 5"),
+        (lambda: fp.Track("tensorbord"), "known are tensorboard, mlflow, wandb"),
+        (lambda: fp.Track(), "name a tracker"),
+        (lambda: fp.Track(5), "5 is not a tracker"),
     ],
 )
-def test_wrong_trackers_are_refused(words, text):
-    with pytest.raises(fp.InputError, match=text):
-        fp.Track(*words)
+def test_wrong_callbacks_are_refused(call, words):
+    assert words in refusal(call)
 
 
 def test_progress_shows_a_bar_on_stderr(capsys):
@@ -197,11 +198,6 @@ def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
     assert len(list(runs)) == 3
     texts = sorted(path.read_text() for path in tmp_path.iterdir())
     assert texts == ["FedAvg 3", "FedAvg 5", "FedPAGE 3", "FedPAGE 5"]
-
-
-def test_a_sweep_takes_no_list_of_callbacks():
-    with pytest.raises(fp.InputError, match="callbacks=lambda method, seed"):
-        fp.sweep(linear(), [fp.FedPAGE(S=2)], rounds=2, seeds=1, callbacks=[fp.Progress()])
 
 
 def test_tensorboard(tmp_path):

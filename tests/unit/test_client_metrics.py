@@ -240,48 +240,6 @@ def test_a_quadratic_records_quantiles_of_its_loss():
     assert problem.client_scores(x).worst == int(plain.argmax())
 
 
-class Own(fp.RowProblem):
-    """Least squares in plain Python, with predictions."""
-
-    def __init__(self, A, y, clients, **options):
-        self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
-        super().__init__([len(b) for _, b in self.parts], A.shape[1], **options)
-
-    def client_loss(self, client, x):
-        A, b = self.parts[client]
-        return float(np.mean((A @ x - b) ** 2) / 2)
-
-    def client_grad(self, client, rows, x):
-        A, b = self.parts[client]
-        A, b = (A, b) if rows is None else (A[rows], b[rows])
-        return A.T @ (A @ x - b) / len(b)
-
-    def client_predictions(self, client, x):
-        A, b = self.parts[client]
-        return A @ x, b
-
-
-def test_an_own_problem_records_quantiles():
-    rng = np.random.default_rng(0)
-    A, y = rng.normal(size=(21, 3)), rng.normal(size=21)
-    unseen = Own(A[:8], y[:8], 2)
-    asked = ["mse_worst", "loss_worst", "f_minus_fstar", "distance_to_optimum"]
-    problem = Own(A, y, 4, metrics=asked, held_out=unseen, weights="size")
-    x = np.ones(3)
-    found = problem.evaluate(x)
-    assert found["mse_worst"] == pytest.approx(2 * found["loss_worst"])
-    assert found["loss_worst"] == max(problem.client_loss(i, x) for i in range(4))
-    assert found["held_out_mse_worst"] == pytest.approx(
-        2 * max(unseen.client_loss(i, x) for i in range(2))
-    )
-    best = np.linalg.lstsq(A, y, rcond=None)[0]
-    assert found["distance_to_optimum"] == pytest.approx(np.linalg.norm(x - best), rel=1e-6)
-    run = fp.simulate(
-        problem, fp.FedAvg(S=2), rounds=3, seed=0, options=fp.RunOptions(evaluate="per_client")
-    )
-    assert {*asked, "held_out_mse_worst", "held_out_loss_worst"} <= set(run.columns)
-
-
 def test_a_network_records_quantiles():
     torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
     generator = torch.Generator().manual_seed(0)
@@ -307,17 +265,6 @@ def test_a_network_records_quantiles():
     assert list(problem.client_scores(problem.x0, metric="mse").values()) == pytest.approx(each)
     said = refusal(fp.TorchProblem, model, torch.nn.MSELoss(), clients, metrics="f_minus_fstar")
     assert "'f_minus_fstar' needs a reference solution" in said
-
-
-def test_the_command_line_records_quantiles(run):
-    code, _, err = run(
-        "run", "fedavg", "--data", "census:rows=200", "--clients", "10", "--S", "5",
-        "--objective", "logistic-l2", "--rounds", "20", "--metrics", "accuracy_worst,f_minus_fstar",
-        "--out", "here",
-    )  # fmt: skip
-    assert code == 0, err
-    history = fp.History.load("here/history.jsonl")
-    assert {"accuracy", "accuracy_worst", "f_minus_fstar"} <= set(history.columns)
 
 
 # Tables of scores

@@ -6,7 +6,6 @@ import tomllib
 from typing import Any
 
 import pytest
-from support import quadratic
 
 import fedpage as fp
 from fedpage.runs import build
@@ -32,18 +31,6 @@ def test_run_takes_codecs_and_can_be_resumed(run, tmp_path):
     assert history.meta["method"]["down"] == "float32"
     assert run("resume", "coded")[0] == 0
     assert fp.History.load(tmp_path / "coded" / "history.jsonl").same(history)
-
-
-def test_a_run_does_not_resume_with_another_codec(tmp_path):
-    problem = quadratic()
-    method = fp.PPMARINA(S=3, up="natural")
-    out = tmp_path / "coded"
-    fp.simulate(problem, method, rounds=5, seed=0, out=out)
-    with pytest.raises(fp.InputError, match=r"method\.up was 'natural' and is now 'randk:2'"):
-        fp.simulate(
-            problem, fp.PPMARINA(S=3, up="randk:2"), rounds=5, seed=0, out=out,
-            options=fp.RunOptions(resume=True),
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["pp-marina", "marina", "vr-marina"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
+from support import refusal
 
 import fedpage as fp
 from fedpage.core.columns import AXES, COLUMNS, DERIVED, Cost, describe_column, read_column
-from fedpage.core.errors import InputError
 from fedpage.engine.stopping import Stop
 from fedpage.report import page, plots, summary
 from fedpage.report.titles import by_method
@@ -60,7 +59,7 @@ def test_a_cost_is_read_and_evaluated(text, name, value):
     [
         ("dwn", "'dwn' is not a cost; did you mean 'down'?"),
         ("up+0.1*dwn", "'dwn' in 'up+0.1*dwn' is not a cost; did you mean 'down'?"),
-        ("money", "'money' is not a cost; costs are round, clients, bytes, .*up+0.1*down"),
+        ("money", "'money' is not a cost; costs are round, clients, bytes, "),
         ("loss", "'loss' is not a cost"),
         ("up-down", "'up-down' is not a cost"),
         ("up+", "'' in 'up+' is not a cost"),
@@ -74,10 +73,9 @@ def test_a_cost_is_read_and_evaluated(text, name, value):
     ],
 )
 def test_what_is_no_cost_is_refused_in_one_line(text, message):
-    with pytest.raises(InputError, match=re.escape(message).replace(r"\.\*", ".*")) as error:
-        Cost.parse(text)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 220
+    said = refusal(Cost.parse, text)
+    assert message in said
+    assert len(said) < 220
 
 
 def test_labels_and_units():
@@ -101,8 +99,7 @@ def test_bits_of_a_run_that_did_not_record_them_are_eight_times_its_bytes(tmp_pa
     assert mixed["bits_up"].tolist() == [0.0, 160.0, 312.0]
     free = History()
     free.append({"round": 0, "loss": 1.0})
-    with pytest.raises(InputError, match="no column 'bits'"):
-        free["bits"]
+    assert "no column 'bits'" in refusal(free.__getitem__, "bits")
 
 
 def test_the_cost_to_a_target():
@@ -110,8 +107,7 @@ def test_the_cost_to_a_target():
     assert history.cost_to("loss:0.5,hold=0", "up+0.1*down") == 30.0
     assert history.cost_to("loss:0.5,hold=0", Cost.parse("bits_up")) == 156.0
     assert history.cost_to("loss:0.01,hold=0", "up+0.1*down") == math.inf
-    with pytest.raises(InputError, match="did you mean 'down'"):
-        history.cost_to("loss:0.5,hold=0", "up+dwn")
+    assert "did you mean 'down'" in refusal(history.cost_to, "loss:0.5,hold=0", "up+dwn")
 
 
 def test_budgets_are_costs_too():
@@ -121,8 +117,7 @@ def test_budgets_are_costs_too():
         ended = Stop(budgets={name: spent}).check_budgets(costs)
         assert ended.detail == f"spent {spent} {name} at round 3"
     assert Stop(budgets={"bits": 900}).check_budgets({**costs, "bits_up": 90}) is not None
-    with pytest.raises(InputError, match=r"stop: 'dwn' in 'up\+dwn' is not a cost"):
-        Stop(budgets={"up+dwn": 1})
+    assert "stop: 'dwn' in 'up+dwn' is not a cost" in refusal(Stop, budgets={"up+dwn": 1})
     problem = fp.Quadratic.random(6, 3, 4, seed=1)
     history = fp.simulate(
         problem, fp.FedAvg(S=2, K=1), rounds=50, seed=0, stop=fp.Stop(budgets={"bits": 5000})
@@ -148,8 +143,8 @@ def test_a_search_for_the_least_sum():
     paid = run.cost_to("grad_norm:0.05,hold=0", "up+0.1*down")
     assert found.first.sample.costs == (paid,)
     assert found.goal == "bytes_up+0.1*bytes_down to gradient norm 0.05"
-    with pytest.raises(InputError, match="needs at least one of latency"):
-        tuning.tune(problem, fp.PAGE(S=5), target=0.05, cost="seconds+rounds", search=grid)
+    given = {"target": 0.05, "cost": "seconds+rounds", "search": grid}
+    assert "needs at least one of latency" in refusal(tuning.tune, problem, fp.PAGE(S=5), **given)
 
 
 def test_the_summary_has_up_down_and_the_cost():

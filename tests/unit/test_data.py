@@ -6,7 +6,6 @@ import bz2
 import gzip
 import http.server
 import lzma
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,6 @@ def test_files_that_cannot_be_read(tmp_path):
     for suffix, pack in PACK.items():
         (tmp_path / f"cut{suffix}").write_bytes(pack(TEXT)[:-9])
         assert f"not a complete {suffix[1:]} file" in refusal(fp.load, tmp_path / f"cut{suffix}")
-    assert "there is no such file" in refusal(fp.load, tmp_path / "none.txt")
     assert "is a directory" in refusal(fp.load, tmp_path)
     assert "largest index is 2,000,000,000" in refusal(fp.load, tmp_path / "huge")
 
@@ -95,27 +93,45 @@ def test_two_labels_become_signs_and_other_targets_stay():
     assert fp.Dataset.from_arrays(np.eye(3), [0.5, 1.5, 2.5]).y.tolist() == [0.5, 1.5, 2.5]
 
 
+ROW, DATES = [[1.0]], np.array(["2026"], dtype="M8[Y]")
+
+
 @pytest.mark.parametrize(
-    ("X", "y", "why"),
+    ("X", "y", "clients", "why"),
     [
-        (np.eye(3), [1, 2], "3 rows but y has 2"),
-        ([[np.nan]], [1], "finite"),
-        (np.zeros((0, 2)), [], "no rows"),
+        (np.eye(3), [1, 2], None, "3 rows but y has 2"),
+        ([[np.nan]], [1], None, "finite"),
+        (np.zeros((0, 2)), [], None, "no rows"),
+        (DATES[:, None], [1.0], None, "dates or times"),
+        (ROW, DATES, None, "dates or times"),
+        (ROW * 2, [0, 1], ["a", None], "data set 'mine': 1 of 2 rows have no id"),
+        (ROW * 2, [0, 1], [0.5, 1.0], "all strings or all whole numbers"),
+        (ROW * 2, [0, 1], 3, "not shape ()"),
+        (ROW * 2, [0, 1], [["a"], ["b"]], "not shape (2, 1)"),
     ],
 )
-def test_arrays_of_wrong_shapes_are_refused(X, y, why):
-    assert why in refusal(fp.Dataset.from_arrays, X, y)
+def test_arrays_that_cannot_be_used(X, y, clients, why):
+    assert why in refusal(fp.Dataset.from_arrays, X, y, clients=clients)
 
 
-def test_indices_outside_the_arrays_are_refused():
-    indices = np.array([0, 1], dtype=np.int32)
-    ok: dict[str, Any] = {"indptr": np.array([0, 1, 2]), "indices": indices, "values": np.ones(2)}
+@pytest.mark.parametrize(
+    ("clients", "ids", "message"),
+    [
+        ([], None, "0 clients and 0 different ids"),
+        ([(ROW, [1])], ["a", "b"], "1 clients and 2 different ids"),
+        ([(ROW, [1]), (ROW, [0])], ["a", "a"], "2 clients and 1 different ids"),
+        ([(ROW, [1]), ([[2.0, 3.0]], [0])], None, "client 1 has X of shape"),
+        ([(ROW, [1]), (ROW, [0, 1])], ["a", "b"], "client b has X of shape"),
+        ([(ROW, [1]), (np.empty((0, 1)), [])], None, "client 1 has X of shape"),
+    ],
+)
+def test_clients_whose_arrays_do_not_fit(clients, ids, message):
+    assert message in refusal(fp.Dataset.from_clients, clients, ids=ids)
 
-    def make(y: Any, **arrays: Any) -> fp.Dataset:
-        return fp.Dataset("d", fp.data.Sparse(**arrays, features=2), y)
 
-    make(np.ones(2), **ok)
-    for bad in (
+@pytest.mark.parametrize(
+    "bad",
+    [
         {"indices": np.array([0, 5], dtype=np.int32)},
         {"indices": np.array([0, -1], dtype=np.int32)},
         {"indptr": np.array([0, 3, 2])},
@@ -123,8 +139,20 @@ def test_indices_outside_the_arrays_are_refused():
         {"indptr": np.array([1, 1, 2])},
         {"values": np.array([1.0, np.nan])},
         {"y": np.array([1.0, np.inf])},
-    ):
-        refusal(make, **({"y": np.ones(2)} | ok | bad))
+    ],
+)
+def test_sparse_arrays_that_cannot_be_used(bad):
+    def make(y: Any, **arrays: Any) -> fp.Dataset:
+        return fp.Dataset("d", fp.data.Sparse(**arrays, features=2), y)
+
+    indices = np.array([0, 1], dtype=np.int32)
+    good: dict[str, Any] = {"indptr": np.arange(3), "indices": indices, "values": np.ones(2)}
+    good["y"] = np.ones(2)
+    assert make(**good).rows == 2
+    refusal(make, **(good | bad))
+
+
+def test_points_of_another_shape_are_refused_by_an_oracle():
     problem = fp.RobustRegression(fp.load("census", rows=20), clients=4)
     oracle = problem.oracle(np.arange(3), fp.core.random.RoundDraws(0, 0))
     for shape in ((2, 123), (3, 122), (4, 123)):
@@ -196,12 +224,24 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
     assert registry.find(item) == given / "ijcnn1"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a LIBSVM file, arrays, and folders that are named like tables."""
+    place = tmp_path_factory.mktemp("data")
+    (place / "rows.svm").write_bytes(TEXT)
+    np.savez(place / "a.npz", X=np.eye(2), y=[0, 1])
+    for suffix in ("csv", "parquet", "npz"):
+        (place / f"folder.{suffix}").mkdir()
+    return place
+
+
 @pytest.mark.parametrize(
     ("name", "options", "word"),
     [
         ("mushroms", {}, "did you mean 'mushrooms'"),
         ("a9a", {"skew": 1}, "has no option skew"),
         ("census", {"colour": 1}, "has no option colour"),
+        ("census", {"client": "y"}, "not for this data set"),
         ("patients.csv", {"label": "y", "clients": "hospital"}, "did you mean 'client'"),
         ("digits:colour=1", {}, "colour"),
         ("digits:classes=x", {}, "with numbers"),
@@ -211,9 +251,20 @@ def test_files_are_searched_in_order_and_missing_ones_explained(tmp_path, monkey
         ("census", {"skew": -1}, "skew"),
         ("census", {"skew": float("nan")}, "skew"),
         ("census", {"noise": -0.1}, "noise"),
+        ("rows.svm", {"label": "y"}, "not for LIBSVM files"),
+        ("a.npz", {"label": "y"}, "label is for tables"),
+        ("patients.xlsx", {}, "save it as CSV"),
+        ("none.csv", {"label": "y"}, "there is no such file"),
+        ("none.csv.gz", {"label": "y"}, "there is no such file"),
+        ("none.parquet", {"label": "y"}, "there is no such file"),
+        ("none.txt", {}, "there is no such file"),
+        ("folder.csv", {"label": "y"}, "is a directory"),
+        ("folder.parquet", {"label": "y"}, "irectory"),
+        ("folder.npz", {}, "irectory"),
     ],
 )
-def test_names_and_settings_that_do_not_exist(name, options, word):
+def test_names_files_and_settings_that_cannot_be_loaded(folder, monkeypatch, name, options, word):
+    monkeypatch.chdir(folder)
     assert word in refusal(fp.load, name, **options)
 
 
@@ -314,21 +365,6 @@ def test_from_clients_joins_rows_and_keeps_ids():
     assert sparse.X.toarray().tolist() == data.X.tolist()
 
 
-@pytest.mark.parametrize(
-    ("clients", "ids", "message"),
-    [
-        ([], None, "0 clients and 0 different ids"),
-        ([([[1.0]], [1])], ["a", "b"], "1 clients and 2 different ids"),
-        ([([[1.0]], [1]), ([[2.0]], [0])], ["a", "a"], "2 clients and 1 different ids"),
-        ([([[1.0]], [1]), ([[2.0, 3.0]], [0])], None, "client 1 has X of shape"),
-        ([([[1.0]], [1]), ([[2.0]], [0, 1])], ["a", "b"], "client b has X of shape"),
-        ([([[1.0]], [1]), (np.empty((0, 1)), [])], None, "client 1 has X of shape"),
-    ],
-)
-def test_from_clients_refuses_what_does_not_fit(clients, ids, message):
-    assert message in refusal(fp.Dataset.from_clients, clients, ids=ids)
-
-
 # Generated and bundled data
 
 
@@ -380,28 +416,6 @@ def test_bundled_data_has_signed_labels():
     assert cancer.binary
     assert digits.binary
     assert int((cancer.y > 0).sum()) == 357
-
-
-def test_a_partition_is_added_by_a_decorator_and_works_on_the_command_line(run, monkeypatch):
-    monkeypatch.delitem(sys.modules, "fedpage.cli.run", raising=False)  # its help lists partitions
-
-    @partition.PARTITIONS.register("first-rows")
-    def first_rows(n: int, clients: int, count: int = 2):
-        ptr = np.arange(clients + 1) * count
-        return fp.Partition(f"first_rows({clients})", np.arange(clients * count), ptr)
-
-    try:
-        assert partition.usage().endswith(", first-rows[:count]")
-        small = ("--data", "census:rows=100", "--clients", "5", "--rounds", "3", "--S", "2")
-        code, _, err = run("run", "fedavg", *small, "--partition", "first-rows:4", "--out", "new")
-        assert code == 0, err
-        history = fp.History.load("new/history.jsonl")
-        assert history.meta["problem"]["partition"] == "first_rows(5)"
-        assert "first-rows[:count]" in run("run", "--help")[1]
-        code, _, err = run("run", "fedavg", *small, "--partition", "first-rows:x")
-        assert (code, "with numbers" in err) == (2, True)
-    finally:
-        del partition.PARTITIONS["first-rows"]
 
 
 def test_a_data_set_is_added_by_a_decorator_and_works_on_the_command_line(run):

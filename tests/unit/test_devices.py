@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import methods, quadratic, uneven
+from support import make_method, quadratic, refusal, uneven
 
 import fedpage as fp
 from fedpage.core.columns import AXES, SIMULATED, Cost, list_axes
@@ -15,7 +15,10 @@ from fedpage.engine.devices import PROFILES, Clock, Device, Devices
 from fedpage.engine.simulate import Simulation
 from fedpage.engine.transport import RoundFailed
 
-ALL = methods(4, 3, 0.1)
+SOME = {
+    name: make_method(name, 4, 3, 0.1)
+    for name in ("FedPAGE", "SCAFFOLD-II", "FedAvg", "Mime", "SAGA", "VRL-SGD", "COFIG-randk")
+}
 TWO = (Device(1.0, 100.0, 10.0, 0.5, 0), Device(2.0, 50.0, 20.0, 0.25, 1))
 
 
@@ -83,11 +86,11 @@ def test_gradients_are_counted_for_each_client():
     assert each.sum() == oracle.gradients
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SOME)
 def test_devices_without_a_deadline_change_no_bit_of_the_run(name):
     problem = uneven()
-    plain = fp.simulate(problem, ALL[name], rounds=12, seed=3, record_every=1)
-    timed = run(problem, ALL[name], 12, Devices())
+    plain = fp.simulate(problem, SOME[name], rounds=12, seed=3, record_every=1)
+    timed = run(problem, SOME[name], 12, Devices())
     assert SIMULATED not in plain.columns
     assert (np.diff(timed[SIMULATED]) > 0).all()
     for row in timed.rows:
@@ -95,7 +98,7 @@ def test_devices_without_a_deadline_change_no_bit_of_the_run(name):
     assert timed.same(plain)
 
 
-@pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-II", "FedAvg", "Mime", "SAGA", "VRL-SGD"])
+@pytest.mark.parametrize("name", SOME)
 def test_time_does_not_depend_on_threads_and_chunks(name):
     options = {
         "faults": fp.Faults(dropout=0.1, lost=0.1, nan=0.05, late=0.05),
@@ -103,7 +106,7 @@ def test_time_does_not_depend_on_threads_and_chunks(name):
     }  # fmt: skip
     problem, devices = uneven(), Devices(deadline=0.15, overhead=0.01)
     one, other = (
-        run(problem, ALL[name], 15, devices, **options, **given)
+        run(problem, SOME[name], 15, devices, **options, **given)
         for given in ({}, {"threads": 3, "chunk": 5})
     )
     assert other.same(one)
@@ -111,7 +114,7 @@ def test_time_does_not_depend_on_threads_and_chunks(name):
 
 
 def test_a_resumed_run_has_the_same_time(tmp_path):
-    problem, method, devices = uneven(), ALL["FedPAGE"], Devices(deadline=0.15)
+    problem, method, devices = uneven(), SOME["FedPAGE"], Devices(deadline=0.15)
 
     def stop(ended):
         if ended.round == 11:
@@ -237,10 +240,8 @@ def test_measurements_are_read(tmp_path):
                                                               [0.5, 0.25]]  # fmt: skip
     assert repr(devices) == f"Devices(profile={str(path)!r})"
     assert devices.describe().keys() == {"measured"}
-    with pytest.raises(fp.InputError, match=r"has no row for client 2, but clients are 0\.\.2"):
-        devices.draw(3, 9)
-    with pytest.raises(fp.InputError, match=r"names client 1, but clients are 0\.\.0"):
-        devices.draw(1, 9)
+    assert "has no row for client 2, but clients are 0..2" in refusal(devices.draw, 3, 9)
+    assert "names client 1, but clients are 0..0" in refusal(devices.draw, 1, 9)
 
 
 def test_devices_are_drawn_from_rows_without_clients(tmp_path):
@@ -278,10 +279,9 @@ def test_devices_are_drawn_from_rows_without_clients(tmp_path):
 def test_wrong_files_are_named(tmp_path, text, fault):
     path = tmp_path / "devices.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(fp.InputError) as error:
-        Devices.from_csv(path)
-    assert str(error.value).startswith(str(path))
-    assert fault in str(error.value)
+    said = refusal(Devices.from_csv, path)
+    assert said.startswith(str(path))
+    assert fault in said
 
 
 @pytest.mark.parametrize(
@@ -297,20 +297,17 @@ def test_wrong_files_are_named(tmp_path, text, fault):
     ],
 )  # fmt: skip
 def test_wrong_devices_are_named(text, fault):
-    with pytest.raises(fp.InputError) as error:
-        Devices.from_text(text)
-    assert fault in str(error.value)
-    assert "\n" not in str(error.value)
+    assert fault in refusal(Devices.from_text, text)
 
 
 def test_misuse_in_python():
-    with pytest.raises(fp.InputError, match=r"uplink cannot be set, because two\.csv has it"):
-        Devices("two.csv", measured=TWO, uplink=3.0)
+    said = refusal(Devices, "two.csv", measured=TWO, uplink=3.0)
+    assert "uplink cannot be set, because two.csv has it" in said
     problem, method = two_clients(), fp.FedAvg(S=2)
-    with pytest.raises(fp.InputError, match=r"devices must be a Devices, such as Devices\(\)"):
-        run(problem, method, 1, "phones")
-    with pytest.raises(fp.InputError, match="seconds_simulated needs devices"):
-        fp.simulate(problem, method, rounds=1, seed=0, stop=fp.Stop(budgets={SIMULATED: 1.0}))
+    assert "devices must be a Devices, such as" in refusal(run, problem, method, 1, "phones")
+    stop = fp.Stop(budgets={SIMULATED: 1.0})
+    said = refusal(fp.simulate, problem, method, rounds=1, seed=0, stop=stop)
+    assert "seconds_simulated needs devices" in said
 
     class Bare:
         def __init__(self, oracle):
@@ -322,8 +319,8 @@ def test_misuse_in_python():
             return Bare(super().oracle(clients, draws))
 
     own = Own(problem.data, problem.partition)
-    with pytest.raises(fp.InputError, match="Bare does not count the gradients of each client"):
-        run(own, fp.FedAvg(S=2, K=1), 1, Devices())
+    said = refusal(run, own, fp.FedAvg(S=2, K=1), 1, Devices())
+    assert "Bare does not count the gradients of each client" in said
 
 
 def test_simulated_seconds_are_a_budget_an_axis_and_a_cost():

@@ -89,6 +89,17 @@ def test_geometric_numbers_have_their_probabilities_and_are_independent_of_coins
     assert np.mean(longest) == pytest.approx(1e6, rel=0.25)
 
 
+def test_keys_of_codecs_are_functions_of_seed_round_client_and_field():
+    clients = np.array([3, 9, 4])
+    keys = RoundDraws(1, 2).client_keys(clients, 0)
+    assert keys[1] == RoundDraws(1, 2).client_keys(np.array([9]), 0)[0]
+    others = [(2, 2, 0), (1, 3, 0), (1, 2, 1)]
+    found = [RoundDraws(seed, r).client_keys(clients, field) for seed, r, field in others]
+    assert len({*keys.tolist(), *np.concatenate(found).tolist()}) == 12
+    shared = {int(RoundDraws(1, r).shared_key(field)) for r in range(3) for field in range(3)}
+    assert len(shared) == 9
+
+
 def test_permutations_contain_every_index_once():
     assert sorted(permutation(3, 1, size=1000).tolist()) == list(range(1000))
     assert permutation(3, 1, size=1000).tolist() != permutation(4, 1, size=1000).tolist()

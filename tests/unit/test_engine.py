@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import methods, quadratic, uneven
+from support import quadratic, refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.core.messages import add_rows, mean_rows
 from fedpage.engine.local import ClientStates
 from fedpage.engine.simulate import Simulation
@@ -66,13 +65,6 @@ def test_costs_of_the_others_agree_with_the_paper(kind, floats):
         assert history.last("gradients_per_client") == 5 * 3 * 4
 
 
-def test_gradients_are_counted_with_unequal_clients():
-    problem = uneven()
-    run = Simulation(problem, fp.FedAvg(S=problem.N, K=2, b=3), seed=0)
-    run.step()
-    assert run.costs.gradients == 2 * np.minimum(problem.sizes, 3).sum()
-
-
 # Records and the end of a run
 
 
@@ -94,37 +86,13 @@ def test_a_record_is_of_the_model_after_that_many_rounds(record_every, rounds, e
     assert history.x.tobytes() == run.x.tobytes()
 
 
-def test_a_run_ends_at_a_target_at_a_budget_and_by_a_function():
-    def run(stop, record_every=10):
-        options = {"rounds": 500, "seed": 0, "record_every": record_every}
-        return fp.simulate(census(), fp.FedPAGE(S=5), stop=stop, **options)
-
-    reached = run(fp.Stop("0.05,hold=0"))
-    assert reached.stop_reason is fp.StopReason.TARGET
-    assert reached.stop_detail.startswith("reached grad_norm 0.05 at round")
-    assert reached.last("grad_norm") <= 0.05 < reached["grad_norm"][-2]
-    spent = run(fp.Stop(budgets={"bytes": 1e6}))
-    assert spent.stop_reason is fp.StopReason.BUDGET
-    assert spent.stop_detail.startswith("spent 1e+06 bytes")
-    assert 0 <= spent.last("bytes") - 1e6 < 2 * 50 * D * 8
-    mine = run(lambda row: "enough" if row["round"] >= 30 else None)
-    assert (mine.stop_reason, mine.stop_detail) == (fp.StopReason.CALLBACK, "enough")
-    assert mine.last("round") == 30
-    assert run(fp.Stop("10.0,hold=0"), 0).stop_detail == "reached grad_norm 10 at round 500"
-
-
-@pytest.mark.parametrize("record_every", [0, 7, 100, 2000])
+@pytest.mark.parametrize("record_every", [0, 7, 2000])
 def test_divergence_is_found_for_any_record_every(record_every):
     """Far from the minimum the gradient of robust regression is tiny, but the loss is high."""
     problem, stop = census(), fp.Stop("0.05,hold=0")
-    away = fp.simulate(
-        problem,
-        fp.FedPAGE(S=5, eta_g=1e6),
-        rounds=400,
-        seed=0,
-        record_every=record_every,
-        stop=stop,
-    )
+    method = fp.FedPAGE(S=5, eta_g=1e6)
+    given = {"rounds": 400, "seed": 0, "record_every": record_every}
+    away = fp.simulate(problem, method, stop=stop, **given)
     assert away.diverged
     assert away.stop_reason is fp.StopReason.DIVERGED
     assert away.stop_detail.startswith("loss")
@@ -133,18 +101,16 @@ def test_divergence_is_found_for_any_record_every(record_every):
     assert away.first_loss == problem.loss(np.zeros(problem.d))
 
 
-@pytest.mark.parametrize("options", [fp.RunOptions(), fp.RunOptions(threads=2, chunk=2)])
-def test_divergence_to_infinity_ends_a_run(options):
-    def run(eta, every=10):
+@pytest.mark.parametrize("record_every", [0, 10])
+def test_divergence_to_infinity_ends_a_run(record_every):
+    def run(eta):
         method = fp.FedAvg(S=4, K=2, eta_l=eta, b=None)
-        given = {"rounds": 3000 if eta > 1 else 100, "seed": 0, "record_every": every}
-        return fp.simulate(quadratic(), method, options=options, **given)
+        return fp.simulate(quadratic(), method, rounds=3000, seed=0, record_every=record_every)
 
-    for every in (0, 10):
-        history = run(50.0, every)
-        assert history.stop_reason is fp.StopReason.DIVERGED
-        assert history.stop_detail
-        assert history.last("round") < 3000
+    history = run(50.0)
+    assert history.stop_reason is fp.StopReason.DIVERGED
+    assert history.stop_detail
+    assert history.last("round") < 3000
     assert not run(0.01).diverged
 
 
@@ -171,17 +137,15 @@ def test_divergence_to_infinity_ends_a_run(options):
 )  # fmt: skip
 def test_wrong_arguments_of_simulate_are_refused(options, why):
     given = {"problem": census(), "method": fp.FedAvg(S=5), "rounds": 5, "seed": 0, **options}
-    with pytest.raises(InputError, match=why):
-        fp.simulate(given.pop("problem"), given.pop("method"), **given)
+    assert why in refusal(fp.simulate, **given)
 
 
 @pytest.mark.parametrize(
     "options", [{"seeds": "ab"}, {"seeds": True}, {"seeds": 1.5}, {"jobs": 0}, {"methods": None}]
 )
 def test_wrong_arguments_of_sweep_are_refused(options):
-    given = {"methods": [fp.FedAvg(S=5)], "seeds": 1} | options
-    with pytest.raises(InputError, match=f"{next(iter(options))} must be"):
-        fp.sweep(census(), given.pop("methods"), rounds=1, **given)
+    given = {"problem": census(), "methods": [fp.FedAvg(S=5)], "rounds": 1, "seeds": 1, **options}
+    assert f"{next(iter(options))} must be" in refusal(fp.sweep, **given)
 
 
 @pytest.mark.parametrize(
@@ -199,16 +163,7 @@ def test_wrong_arguments_of_sweep_are_refused(options):
 )  # fmt: skip
 def test_hyper_parameters_out_of_range_are_refused(kind, name, values):
     for value in values:
-        with pytest.raises(InputError, match=f"{name} must be"):
-            kind(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "name", [n for n, m in methods(9, 1, 0.1).items() if getattr(m, "S", None) is not None]
-)
-def test_more_clients_than_N_cannot_be_sampled(name):
-    with pytest.raises(InputError, match="cannot sample S=9 of N=8 clients"):
-        fp.simulate(quadratic(), methods(9, 1, 0.1)[name], rounds=1, seed=0)
+        assert f"{name} must be" in refusal(kind, **{name: value})
 
 
 def test_numpy_numbers_equal_python_numbers(tmp_path):
@@ -222,15 +177,6 @@ def test_numpy_numbers_equal_python_numbers(tmp_path):
     many = fp.FedAvg(S=np.uint8(20), K=np.uint8(200), b=np.uint8(4))
     assert fp.simulate(problem, many, rounds=2, seed=0).last("gradients") == 2 * 20 * 200 * 4
     assert fp.RobustRegression(fp.load("census", rows=2000), np.uint8(200)).N == 200
-
-
-def test_provenance_differs_for_another_start_or_stop():
-    problem, method = census(), fp.FedAvg(S=5)
-    e1, e2 = np.eye(D)[:2]
-    stop = {"stop": fp.Stop(budgets={"bytes": 1e9})}
-    given = [{"options": fp.RunOptions(x0=e1)}, {"options": fp.RunOptions(x0=e2)}, stop, {}]
-    metas = [fp.simulate(problem, method, rounds=1, seed=0, **each).meta for each in given]
-    assert len({str(meta) for meta in metas}) == 4
 
 
 @pytest.mark.parametrize("function", [fp.simulate, fp.sweep])

@@ -1,4 +1,4 @@
-"""Some hundred cases of tests/fuzz.py for each reader, and further ones from hypothesis."""
+"""Some hundred cases of tests/fuzz.py for each reader."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from pathlib import Path
 
 import fuzz
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
 from fedpage.studies.paper import tuning
 
-FIXED = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=100,
-    suppress_health_check=list(HealthCheck),
-)
 NAMES = [
     "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "study",
     "jsonl", "csv", "trials", "checkpoint", "run", "faults",
@@ -31,23 +22,21 @@ NAMES = [
 def targets():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(registry, "parsed_dir", registry.parsed_dir)  # restored at the end
-        yield fuzz.targets(Path(folder))
-
-
-def test_every_reader_is_tested(targets):
-    assert list(targets) == NAMES
+        found = fuzz.targets(Path(folder))
+        assert list(found) == NAMES
+        yield found
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_first_cases_are_read_or_refused(targets, name):
     target = targets[name]
-    long = 3 if name in ("study", "jsonl", "csv", "trials") else 0
     start = len(target.once) + len(target.seeds)
+    long = 3 if name in ("study", "jsonl", "csv", "trials") else 0  # the others take too long
     cases = [*target.once[:long], *target.seeds]
     cases += [fuzz.case(target, 0, number) for number in range(start, start + 150)]
     accepted = [fuzz.is_accepted(target, data) for data in cases]
     assert any(accepted)
-    if name not in ("trials",):  # damaged ones are computed again
+    if name != "trials":  # damaged ones are computed again
         assert not all(accepted)
 
 
@@ -102,39 +91,10 @@ def test_particular_lines_are_read_or_refused(targets):
         fuzz.is_accepted(targets["trials"], trials.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("name", ["libsvm", "libsvm-zero-10"])
-def test_random_lines_are_read_or_refused(targets, name):
-    tokens = st.sampled_from(fuzz.LIBSVM_WORDS)
-    pairs = st.builds(
-        b"%s:%s".__mod__, st.tuples(st.sampled_from(fuzz.NUMBERS), st.sampled_from(fuzz.NUMBERS))
-    )
-    rows = st.lists(st.lists(pairs | tokens, max_size=5).map(b" ".join), max_size=4).map(b"\n".join)
-
-    @FIXED
-    @given(rows | st.binary(max_size=60))
-    def check(data):
-        fuzz.is_accepted(targets[name], data)
-
-    check()
-
-
-def test_a_long_malformed_number_is_refused_quickly():
-    for text in (b"1" * 300_000 + b"x", b"1 1:" + b"1" * 300_000 + b"x\n"):
-        with pytest.raises(InputError, match=r"line 1: (the label|expected)"):
-            libsvm.parse(text, features=3)
-
-
 @pytest.mark.parametrize("features", [0, -1, 2**31, 10**18, 1.5, "3", True])
 def test_impossible_numbers_of_features_are_refused(features):
     with pytest.raises(InputError, match="features must be a whole number of at least 1"):
         libsvm.parse(b"1 1:1\n", features=features)
-
-
-def test_cases_are_a_function_of_the_seed(targets):
-    target = targets["libsvm"]
-    numbers = range(40, 60)
-    assert [fuzz.case(target, 3, n) for n in numbers] == [fuzz.case(target, 3, n) for n in numbers]
-    assert [fuzz.case(target, 3, n) for n in numbers] != [fuzz.case(target, 4, n) for n in numbers]
 
 
 def test_the_fuzzer_detects_broken_readers(targets):

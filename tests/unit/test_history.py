@@ -50,16 +50,6 @@ def test_csv_has_plain_columns(runs, tmp_path):
         assert again[name].tolist() == runs[0][name].tolist()
 
 
-@pytest.mark.parametrize(
-    ("suffix", "text"),
-    [("jsonl", "{}"), ("jsonl", "x"), ("csv", "round\nzwei\n"), ("jsonl", ""), ("jsonl", "[1]\n2")],
-)
-def test_invalid_files_are_refused(tmp_path, suffix, text):
-    path = tmp_path / f"a.{suffix}"
-    path.write_text(text)
-    assert refusal(fp.History.load, path).startswith(str(path))
-
-
 def test_a_diverged_run_is_saved_as_valid_json(tmp_path):
     history = fp.History({"seed": 0})
     history.append({"round": 0, "loss": 1.0, "grad_norm": 1.0})
@@ -91,9 +81,6 @@ def test_the_model_is_a_file_beside_the_history(tmp_path, dtype):
     x = again.x
     again.x = x.astype(np.float32) if dtype == np.float64 else x.astype(np.float64)
     assert not again.same(history)
-    data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert "run.model.npz: damaged" in refusal(fp.History.load, path)
     file.unlink()
     assert "its model run.model.npz is missing" in refusal(fp.History.load, path)
     history.x = None
@@ -268,9 +255,8 @@ def test_the_band_is_the_quantiles_over_seeds(runs):
 
 
 @pytest.mark.parametrize(
-    "x", ["round", "bytes", "bytes_up", "clients", "gradients", "gradients_per_client"]
+    ("x", "y"), [("round", "grad_norm"), ("bytes", "loss"), ("gradients_per_client", "grad_norm")]
 )
-@pytest.mark.parametrize("y", ["grad_norm", "loss"])
 def test_curves(runs, x, y):
     ax = plots.curves(runs, x=x, y=y)
     assert ax.get_yscale() == ("log" if y == "grad_norm" else "linear")

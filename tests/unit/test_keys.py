@@ -112,11 +112,10 @@ def count_results(run, files, command, what=""):
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        *(("study", what) for what in ("method", "helper", "data")),
-        *(("tune", what) for what in ("method", "helper", "loss", "data")),
-        *(("choose", what) for what in ("method", "loss")),
+        ("study", "helper"), ("study", "data"), ("tune", "method"), ("tune", "loss"),
+        ("tune", "data"), ("choose", "method"),
     ],
-)
+)  # fmt: skip
 def test_results_are_computed_again_after_an_edit(run, files, command, what):
     first = count_results(run, files, command, what)
     assert count_results(run, files, command, what) == first

@@ -215,20 +215,6 @@ def test_late_replies_are_counted_as_they_were_sent():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"up": "topk:2"}, "up=topk:2 is biased"),
-        ({"down": "natural"}, "down=natural is not a cast"),
-        ({"up": "randkk:2"}, "did you mean 'randk'"),
-        ({"up": "randk:5"}, "cannot keep 5 of 4"),
-    ],
-)
-def test_codecs_that_do_not_fit_are_refused(change, message):
-    with pytest.raises(fp.InputError, match=message):
-        fp.simulate(quadratic(), Shifted(**change), rounds=1, seed=0)
-
-
-@pytest.mark.parametrize(
     "declared", [{Ask: {"missing": None}}, {Ask: {"u": "missing"}}], ids=["reply", "message"]
 )
 def test_a_wrong_declaration_is_refused(declared):
@@ -260,20 +246,6 @@ def test_a_codec_without_compressible_fields_is_refused():
     fp.simulate(quadratic(), Silent(), rounds=1, seed=0)
     with pytest.raises(fp.InputError, match="Silent: up=natural, but no reply field is declared"):
         fp.simulate(quadratic(), Silent(up="natural"), rounds=1, seed=0)
-
-
-def test_keys_are_pure_functions_of_round_client_and_field():
-    clients = np.array([3, 9, 4])
-    keys = RoundDraws(1, 2).client_keys(clients, 0)
-    assert keys[1] == RoundDraws(1, 2).client_keys(np.array([9]), 0)[0]
-    others = [
-        RoundDraws(2, 2).client_keys(clients, 0),
-        RoundDraws(1, 3).client_keys(clients, 0),
-        RoundDraws(1, 2).client_keys(clients, 1),
-    ]
-    assert len({*keys.tolist(), *np.concatenate(others).tolist()}) == 12
-    shared = {int(RoundDraws(1, r).shared_key(f)) for r in range(3) for f in range(3)}
-    assert len(shared) == 9
 
 
 def test_a_method_that_never_checks_its_codecs_is_told_how():

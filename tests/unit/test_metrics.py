@@ -6,12 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import OwnSquares, quadratic, refusal
 
 import fedpage as fp
 from fedpage.core import metrics as m
 from fedpage.core.capabilities import ClientEvaluations
-from fedpage.core.errors import InputError
 from fedpage.problems.losses import LOSSES
 from fedpage.problems.objectives import OBJECTIVES
 
@@ -96,9 +95,7 @@ def test_directions():
         m.higher_is_better(name) for name in ("grad_norm", "bytes", "seconds", "clients")
     )
     assert m.higher_is_better("test_mine", {"mine": True})
-    with pytest.raises(InputError, match=r"'acuracy'.*did you mean 'accuracy'") as error:
-        m.higher_is_better("acuracy")
-    assert "\n" not in str(error.value)
+    assert "did you mean 'accuracy'" in refusal(m.higher_is_better, "acuracy")
 
 
 def mine(outputs, targets):
@@ -150,9 +147,7 @@ NO_CLASSES = fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3])
     ],
 )
 def test_wrong_metrics_held_out_rows_and_regularisers_are_refused(data, make, word):
-    with pytest.raises(InputError, match=word) as error:
-        make(data[0])
-    assert "\n" not in str(error.value)
+    assert word in refusal(make, data[0])
 
 
 def test_the_mean_over_clients_skips_undefined_values_and_is_exact():
@@ -227,8 +222,9 @@ def test_a_metric_that_fails_is_named(data):
         raise RuntimeError("two\nlines")
 
     problem = fp.LogisticRegression(data[0], 10, metrics=[broken])
-    with pytest.raises(InputError, match=r"metric 'broken' cannot be computed on .*: two lines"):
-        problem.evaluate(np.zeros(problem.d))
+    said = refusal(problem.evaluate, np.zeros(problem.d))
+    assert said.startswith("metric 'broken' cannot be computed on ")
+    assert said.endswith(": two lines")
 
 
 def test_a_quadratic_measures_the_distance_to_its_minimiser():
@@ -238,62 +234,46 @@ def test_a_quadratic_measures_the_distance_to_its_minimiser():
     distance = np.linalg.norm(x - problem.x_star) / math.sqrt(problem.d)
     assert problem.evaluate(x)["rmse"] == pytest.approx(distance)
     for options in ({"metrics": ["accuracy"]}, {"held_out": base}):
-        with pytest.raises(InputError, match="quadratic"):
-            fp.Quadratic(base.A, base.b, **options)
+        assert "quadratic" in refusal(fp.Quadratic, base.A, base.b, **options)
 
 
-class Own(fp.RowProblem):
-    """Least squares in plain Python, with predictions."""
-
-    def __init__(self, A, y, clients, **options):
-        self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
-        super().__init__([len(b) for _, b in self.parts], A.shape[1], **options)
-
-    def client_loss(self, client, x):
-        A, b = self.parts[client]
-        return float(np.mean((A @ x - b) ** 2) / 2)
-
-    def client_grad(self, client, rows, x):
-        A, b = self.parts[client]
-        A, b = (A, b) if rows is None else (A[rows], b[rows])
-        return A.T @ (A @ x - b) / len(b)
-
-    def client_predictions(self, client, x):
-        A, b = self.parts[client]
-        return A @ x, b
-
-
-class Mute(Own):
-    """The same without predictions."""
+class Mute(OwnSquares):
+    """Least squares without predictions."""
 
     client_predictions = fp.RowProblem.client_predictions
 
 
 def test_an_own_problem_records_metrics_and_a_held_out_problem():
     rng = np.random.default_rng(0)
-    A, y = rng.normal(size=(20, 3)), rng.normal(size=20)
-    unseen = Own(rng.normal(size=(6, 3)), rng.normal(size=6), 2)
-    problem = Own(A, y, 4, metrics=["mse"], held_out=unseen, weights="size")
+    A, y = rng.normal(size=(21, 3)), rng.normal(size=21)
+    unseen = OwnSquares(rng.normal(size=(6, 3)), rng.normal(size=6), 2)
+    asked = ["mse", "mse_worst", "loss_worst", "f_minus_fstar", "distance_to_optimum"]
+    problem = OwnSquares(A, y, 4, metrics=asked, held_out=unseen, weights="size")
     x = np.ones(3)
     found = problem.evaluate(x)
     assert found["mse"] == pytest.approx(2 * found["loss"]) == pytest.approx(m.mse(A @ x, y))
     assert found["held_out_loss"] == unseen.loss(x)
     assert found["held_out_mse"] == pytest.approx(2 * unseen.loss(x))
+    assert found["mse_worst"] == pytest.approx(2 * found["loss_worst"])
+    assert found["loss_worst"] == max(problem.client_loss(i, x) for i in range(4))
+    worst = max(unseen.client_loss(i, x) for i in range(2))
+    assert found["held_out_mse_worst"] == pytest.approx(2 * worst)
+    best = np.linalg.lstsq(A, y, rcond=None)[0]
+    assert found["distance_to_optimum"] == pytest.approx(np.linalg.norm(x - best), rel=1e-6)
     each = problem.evaluate_clients(np.arange(4), x)
     assert each.losses.mean() == pytest.approx(found["loss"])
     np.testing.assert_allclose(each.gradients.mean(axis=0), problem.grad(x), atol=1e-13)
     assert each.metrics["mse"].shape == (4,)
-    run = fp.simulate(
-        problem, fp.FedAvg(S=2), rounds=3, seed=0, options=fp.RunOptions(evaluate="per_client")
-    )
-    assert {"mse", "held_out_loss", "held_out_mse"} <= set(run.columns)
+    options = fp.RunOptions(evaluate="per_client")
+    run = fp.simulate(problem, fp.FedAvg(S=2), rounds=3, seed=0, options=options)
+    expected = {*asked, "held_out_loss", "held_out_mse", "held_out_mse_worst"}
+    assert expected <= set(run.columns)
     assert Mute(A, y, 4).evaluate_clients(np.array([1]), x).metrics == {}
     for options, why in (
         ({"metrics": "mse"}, "Mute.client_predictions"),
         ({"held_out": quadratic()}, "held_out must be a RowProblem"),
     ):
-        with pytest.raises(InputError, match=why):
-            Mute(A, y, 4, **options)
+        assert why in refusal(Mute, A, y, 4, **options)
 
 
 # Objectives
@@ -315,10 +295,9 @@ def test_objectives_come_from_the_losses(data):
         assert general.describe() == problem.describe()
         assert problem.convex == (objective.loss != "robust" and objective.reg != "nonconvex")
     assert OBJECTIVES["squares-l2"].problem(data[0], 10, alpha=0.5).alpha == 0.5
-    with pytest.raises(InputError, match="'robust' has no regulariser"):
-        OBJECTIVES["robust"].problem(data[0], 10, alpha=0.5)
-    with pytest.raises(InputError, match="did you mean 'logistic-l2'"):
-        OBJECTIVES["logistic-l"]
+    robust = OBJECTIVES["robust"].problem
+    assert "'robust' has no regulariser" in refusal(robust, data[0], 10, alpha=0.5)
+    assert "did you mean 'logistic-l2'" in refusal(OBJECTIVES.__getitem__, "logistic-l")
 
 
 def test_the_slope_and_curvature_that_a_loss_declares():

@@ -131,15 +131,6 @@ def test_every_module_is_imported_without_modules_of_unix():
     assert int(done.stdout.split()[0]) > 150
 
 
-def test_modules_of_unix_are_imported_only_where_they_are_used():
-    found = []
-    for path in SOURCE.rglob("*.py"):
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            if re.match(r"(import|from) (fcntl|grp|posix|pwd|resource|termios|tty)\b", line):
-                found.append(f"{path.name}:{number}")
-    assert not found
-
-
 def test_text_is_read_and_written_as_utf8():
     """Windows would use its own encoding where none is named."""
     found = []

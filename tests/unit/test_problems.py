@@ -1,4 +1,4 @@
-"""Check objectives against formulas, finite differences and dense linear algebra."""
+"""Check objectives: weights, gradients, minibatches, constants and arguments."""
 
 from __future__ import annotations
 
@@ -11,44 +11,23 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
 
 REGRESSION = fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3])
+ONE_CLASS = fp.Dataset.from_arrays(np.eye(3), [0, 0, 0])
 KINDS = ["robust", "squares", "logistic", "logistic-l2", "logistic-nonconvex"]
 
 
-def plain(problem, x, kind, scale):
-    """Return f(x), computed client by client in numpy."""
-    A, y, total = problem.data.to_dense(), problem.data.y, 0.0
-    for i in range(problem.N):
-        rows = problem.partition.rows(i)
-        t = A[rows] @ x
-        if kind == "robust":
-            each = np.log(1 + (t - y[rows]) ** 2 / 2)
-        elif kind == "squares":
-            each = (t - y[rows]) ** 2 / 2 + 0.01 * x @ x / 2
-        else:
-            each = np.log(1 + np.exp(-y[rows] * t))
-            each = each + {"logistic": 0, "logistic-l2": 0.05 * x @ x}.get(
-                kind, 0.1 * np.sum(x**2 / (1 + x**2))
-            )
-        total += scale[i] * each.mean()
-    return total / problem.N
-
-
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradient(kind, weights):
-    problem = uneven(kind, weights=weights)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=problem.d) / 3
-    sizes = np.ones(problem.N) if weights == "uniform" else problem.sizes
-    scale = problem.N * sizes / sizes.sum()
-    assert problem.loss(x) == pytest.approx(plain(problem, x, kind, scale), rel=1e-12)
-    for direction in rng.normal(size=(3, problem.d)):
-        h = 1e-6
-        slope = (problem.loss(x + h * direction) - problem.loss(x - h * direction)) / (2 * h)
-        assert problem.grad(x) @ direction == pytest.approx(slope, rel=1e-6)
+def test_clients_count_equally_or_by_their_rows(weights):
+    """Formulas of each loss and regulariser are in tests/laws/test_linear_models.py."""
+    problem = uneven("logistic-nonconvex", weights=weights)
+    x = np.random.default_rng(0).normal(size=problem.d) / 3
+    each = uneven("logistic-nonconvex").evaluate_clients(np.arange(problem.N), x)
+    share = problem.sizes if weights == "size" else None
     measured = problem.evaluate(x)
     assert measured["loss"] == problem.loss(x)
-    assert measured["grad_norm"] == pytest.approx(np.linalg.norm(problem.grad(x)), rel=1e-14)
+    assert measured["loss"] == pytest.approx(np.average(each.losses, weights=share), rel=1e-12)
+    gradient = np.average(each.gradients, axis=0, weights=share)
+    np.testing.assert_allclose(problem.grad(x), gradient, rtol=0, atol=1e-13)
+    assert measured["grad_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["quadratic", *KINDS])
@@ -78,42 +57,6 @@ def test_minibatches_are_unbiased(kind):
     np.testing.assert_allclose(
         np.mean(singles, axis=0), oracle.grad(x, oracle.batch(None)), rtol=0, atol=1e-13
     )
-
-
-@pytest.mark.parametrize("kind", ["robust", "softmax"])
-def test_any_number_of_threads_gives_the_same_bits(kind):
-    digits = fp.load("digits", classes=10)
-    many = digits[np.tile(np.arange(digits.rows), 8)]
-    problem: fp.LinearModel = fp.Softmax(many, 100, metrics="accuracy")
-    if kind == "robust":
-        problem = fp.RobustRegression(fp.load("census"), clients=3250)
-    x = np.linspace(-1, 1, problem.d)
-    one = problem.evaluate(x, threads=1)
-    assert all(problem.evaluate(x, threads=n) == one for n in (2, 3, 8))
-    assert problem.grad(x, threads=3).tobytes() == problem.grad(x).tobytes()
-
-
-@pytest.mark.parametrize("margin", [1e4, -1e4])
-def test_no_overflow_at_huge_margins(margin):
-    data = fp.Dataset.from_arrays([[margin], [-margin]], [1, -1])
-    for kind in (fp.LogisticRegression, fp.RobustRegression, fp.LeastSquares):
-        measured = kind(data, clients=2).evaluate(np.ones(1))
-        assert all(np.isfinite(v) for v in measured.values())
-    logistic = fp.LogisticRegression(data, clients=2)
-    assert logistic.loss(np.ones(1)) == pytest.approx(max(0.0, -margin), rel=1e-15, abs=1e-300)
-    assert logistic.loss(np.full(1, 40.0 / abs(margin))) > 0  # 1 + exp(-40) would be 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_smoothness_bounds_the_gradient_and_is_ordered(kind):
-    problem = uneven(kind)
-    L = problem.smoothness()
-    assert L.row >= L.client >= L.average >= L.whole * (1 - 1e-9) > 0
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        a, b = rng.normal(size=(2, problem.d))
-        change = np.linalg.norm(problem.grad(a) - problem.grad(b))
-        assert change <= L.whole * np.linalg.norm(a - b) * (1 + 1e-9)
 
 
 def test_smoothness_by_dense_algebra():
@@ -155,25 +98,6 @@ def test_rows_are_divided_as_the_partition_says():
     np.testing.assert_allclose(oracle.grad(x, oracle.batch(None))[0], expected, rtol=0, atol=1e-13)
 
 
-def test_edges_empty_rows_single_rows_and_one_client():
-    data = fp.Dataset.from_arrays([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [1, -1, 1])
-    for clients in (1, 3):
-        problem = fp.LogisticRegression(data, clients=clients)
-        history = fp.simulate(problem, fp.FedPAGE(S=1, K=3, eta_g=0.5), rounds=20, seed=0)
-        assert history.last("loss") < history["loss"][0]
-    nothing = fp.RobustRegression(
-        fp.Dataset.from_arrays(np.zeros((4, 1)), [1, -1, 1, -1]), clients=2
-    )
-    assert nothing.evaluate(np.ones(1))["grad_norm"] == 0
-    assert nothing.smoothness().row == 0
-
-
-def test_digits_and_values_other_than_one():
-    problem = fp.LogisticRegression(fp.load("digits"), clients=30, reg="l2", alpha=0.01)
-    history = fp.simulate(problem, fp.FedPAGE(S=3, K=5, eta_g=0.3), rounds=400, seed=0)
-    assert history.last("grad_norm") < 0.05 * history["grad_norm"][0]
-
-
 @pytest.mark.parametrize(
     ("make", "word"),
     [
@@ -185,7 +109,13 @@ def test_digits_and_values_other_than_one():
         (lambda d: fp.RobustRegression(d, fp.blocks(200, 3)), "does not have"),
         (lambda d: fp.LogisticRegression(REGRESSION, clients=1), "not classes"),
         (lambda d: fp.RobustRegression(d, clients=3).loss(np.zeros(5)), "must have shape"),
+        (lambda d: fp.LogisticRegression(ONE_CLASS, clients=1), "a single class"),
         (lambda d: fp.Quadratic(np.zeros((2, 3, 3)), np.zeros((3, 1, 3))), "shape"),
+        (lambda d: fp.Quadratic(np.ones((0, 1, 1)), np.ones((0, 1, 1))), "shape"),
+        (lambda d: fp.Quadratic(np.full((1, 1, 1), np.nan), np.ones((1, 1, 1))), "finite"),
+        (lambda d: fp.Quadratic.random(1, 1, 0), "at least 1 each"),
+        (lambda d: fp.Quadratic(np.zeros((1, 1, 1)), np.ones((1, 1, 1))).x_star, "singular"),
+        (lambda d: fp.RowProblem([1, 2], 0), "d must be"),
     ],
 )
 def test_arguments_that_cannot_be_used(make, word):

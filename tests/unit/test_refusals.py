@@ -33,29 +33,21 @@ run fedpge -> did you mean 'fedpage'
 run fedpage extra -> unexpected 'extra'
 run nowhere.py@Mine -> no such file
 run x.py@
-run @
 run ""
 RUN --round 10 -> did you mean '--rounds'?
 RUN --eta 0.1 -> has no hyper-parameter '--eta'
-RUN --eta-gg 1 -> did you mean '--eta-g'?
 RUN --upp natural -> did you mean '--up'?
 run fedavg --epochs 2 -> fedavg-training has it
 RUN --eta-g fast -> eta_g must be a finite number
-RUN --eta-g nan -> eta_g must be a finite number
 RUN --eta-g -> --eta-g needs a value
 RUN --eta-g 1 --eta_g 2 -> given twice
-RUN --=3
 RUN -S 1
 RUN --S 4000 -> cannot sample S=4000 of N=20
-RUN --S BIG
 RUN --K 0 -> K must be a whole number from 1 to
-RUN --b3 -1
-RUN --p 2 -> p must be in (0, 1]
 RUN --clients 0 -> --clients must be
 RUN --clients 99999999 -> need at least
 RUN --clients many -> '--clients'
 RUN --rounds -5 -> rounds must be
-RUN --rounds 1.5
 RUN --rounds
 RUN --seed -1 -> seed must be
 RUN --record-every -1 -> --record-every must be
@@ -66,23 +58,17 @@ RUN --alpha 0.5 -> has no regulariser
 RUN --objective logistic-l2 --alpha nan
 RUN --partition bloks -> did you mean 'blocks'
 RUN --partition "" -> partition
-RUN --partition dirichlet -> dirichlet:ALPHA
-RUN --partition dirichle:1 -> did you mean 'dirichlet'?
 RUN --partition label-shards:BIG
 RUN --data a9b -> unknown data set 'a9b': did you mean 'a9a'
 RUN --data "" -> unknown data set
 RUN --data nowhere/x.txt -> no such file
 RUN --data "a\nb.txt"
-RUN --data a9a:skew=1 -> unknown 'skew'
 RUN --data census:foo=1 -> unknown 'foo'
-RUN --data census:skew=x -> with numbers
 RUN --data census:rows=BIG -> rows must be a whole number
-RUN --data digits:rows=3
 RUN --data census --label age -> label is for tables
 RUN --target nan -> --target: a target must be a finite number
 RUN --target acc:0.9 -> no column 'acc' is recorded
 RUN --target accuracy:90 --objective logistic -> 90 percent is accuracy:0.9
-RUN --target acuracy:0.9 -> did you mean 'accuracy'?
 RUN --target held_out_accuracy:0.9 -> hold rows out, such as with --held-out 0.2
 RUN --steps x -> 'given' or 'theory'
 RUN --steps theory --eta-g 0.1 -> chooses eta_g; leave it out
@@ -93,30 +79,22 @@ run svrp --objective squares-l2 --gamma 0.5 --steps theory -> chooses gamma
 RUN --devices phone -> devices: 'phone' is not a profile
 RUN --devices none.csv -> none.csv: there is no such file
 RUN --up natral -> unknown codec 'natral': did you mean 'nat
-RUN --up randk -> write randk:K
-RUN --up randk:1.5 -> k must be a whole number, or a share of d
 RUN --up randk:5000 -> cannot keep 5000 of 123 numbers
-RUN --up topk:3 -> is biased
 RUN --down natural -> is not a cast
 RUN --up natural --steps theory -> that of pp-marina does
-run vrl-sgd --up natural -> use SCALLION
 run marina --S 3 -> PP-MARINA
 run pp-marina --eta-g 1 --steps theory -> --steps theory chooses eta_g
 RUN --track nothing -> --track
 RUN --checkpoint-every soon
-compare --bogus 1 -> No such option
 compare x
 COMPARE --methods fedpage,scafold -> did you mean 'scaffold'
 COMPARE --methods fedpage:eta=1 -> FedPAGE: unknown key 'eta'
-COMPARE --methods fedavg:up=natral -> did you mean 'natural'?
 COMPARE --methods fedpage:K
 COMPARE --methods fedpage,fedpage -> occurs twice
 COMPARE --methods , -> no method is named
 COMPARE --seeds 0 -> --seeds must be a whole number from 1
-COMPARE --seeds BIG
 COMPARE --jobs 0
 COMPARE --S 0 -> at least 1
-COMPARE --S BIG -> cannot sample
 COMPARE --step -1 -> must be a finite number above 0
 COMPARE --target 0 -> --target: a gradient norm must be above 0
 COMPARE --cost seconds_simulated -> seconds_simulated needs devices
@@ -125,23 +103,17 @@ COMPARE --figure x.doc -> no such format
 COMPARE --x bytes -> say which file to draw
 TUNE --serch step=1 -> did you mean '--search'?
 tune -> METHOD
-tune fedavgg -> did you mean 'fedavg'?
 TUNE --cost byte -> did you mean 'bytes'?
 TUNE --cost seconds -> latency
-TUNE --target accuracy:90 --objective logistic -> 90 percent is accuracy:0.9
 TUNE --record-every log -> record_every must be a whole number
-TUNE --rounds 0 -> rounds must be
 TUNE --search
-TUNE --search steps -> did you mean
 TUNE --search step=,
 TUNE --search eta=1 -> did you mean
-TUNE --search up=natural,tok -> unknown codec 'tok'
 TUNE --seeds BIG -> --seeds
 TUNE --held-out-seeds 0 -> --held-out-seeds
 TUNE --budget soon -> budget
 choose --clients 20 --cost seconds_simulated -> needs devices
 choose --clients 20 --methods , -> no method is named
-choose --clients 20 --methods fedpge -> did you mean 'fedpage'?
 choose --clients 20 --held-out-seeds 1 -> use at least
 choose --clients 20 --rounds 0 -> --rounds
 plan
@@ -170,7 +142,6 @@ PLAN --L 1e308 --D0 1e308
 PLAN --cost seconds_simulated -> has no seconds_simulated
 demo x
 demo --seeds 0 -> from 1 to 100,000
-demo --rounds 0
 reproduce -> name a figure
 reproduce ""
 reproduce comparison/a9a-robst -> did you mean 'comparison/a9a-robust'?
@@ -196,17 +167,14 @@ data fetch a9b -> did you mean 'a9a'
 data fetch census -> embedded
 data fetch a9a --mirror foo -> not an address
 data verify census -> is embedded
-data verify w9a -> did you mean 'w8a'?
 data path ""
 dmeo -> No such command
---bogus
 TABLE --label outcom -> there is no column 'outcom'; did you mean 'outcome'
 TABLE -> (--label on the command line)
 TABLE --label outcome -> say who holds the rows: --client-column COLUMN
 TABLE COLUMNS --clients 4 -> --clients 4: with --partition by-id:drop, every id
 TABLE COLUMNS --clients 4 --partition by_id -> leave --clients out
 TABLE COLUMNS --partition iid -> say who holds the rows: --clients N
-TABLE COLUMNS --held-out 1.5 -> --held-out must be a finite number from 0 to 1
 TABLE COLUMNS --held-out 1 -> --held-out 1: split: test must be between 0 and 1
 TABLE COLUMNS --held-out-by clients -> such as --held-out 0.2
 TABLE COLUMNS --drop age,names -> there is no column 'names'
@@ -223,14 +191,11 @@ OWN --set ronds=3 -> did you mean 'rounds'?
 OWN --set rn.rounds=3 -> there is no such setting
 OWN --set run.ronds=3 -> own.toml with --set, [run]: unknown key 'ronds'; did you mean
 OWN --set rounds -> expected KEY=VALUE
-OWN --set rounds=x -> [run]: rounds must be a whole number of at least 0, not 'x'
 OWN --set method.name.x=3 -> name is a value, not a table
 OWN --set method.Q=1 -> FedPAGE: unknown key 'Q'
 OWN --set method.name=fedavgg -> did you mean 'fedavg'?
 OWN --rounds 5 -> --rounds cannot be given with --config
-OWN --S 5 -> --S cannot be given with --config
 OWN --eta-g=5 -> --eta-g=5 cannot be given with --config
-OWN --faults f.toml -> --faults cannot be given with --config
 OWN fedavg -> fedavg cannot be given with --config
 run fedpage --set rounds=3 -> give the file with --config
 run --config none.toml -> none.toml: there is no such file
@@ -305,11 +270,15 @@ def test_unknown_options_are_refused(fail, line):
     assert "--bogus" in fail([*expand(line), "--bogus"])
 
 
-@pytest.mark.parametrize("line", ["RUN", "COMPARE", "TUNE", "PLAN", "REPRODUCE"])
+PLACES = ["file", "folder", "./loop", "./broken", "binary", "cut.xz", "empty", "file/x", "no/x",
+          "a\0b"]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["file", "folder", "./loop", "./broken", "binary", "cut.xz", "empty", "file/x", "no/x", "a\0b"],
-)
+    ("line", "name"),
+    [*(("RUN", name) for name in PLACES),
+     *((line, "folder") for line in ("COMPARE", "TUNE", "PLAN", "REPRODUCE"))],
+)  # fmt: skip
 def test_unreadable_data_is_refused(fail, line, name):
     assert name.removeprefix("./").partition("\0")[0] in fail([*expand(line), "--data", name])
 
@@ -406,26 +375,29 @@ def test_closed_or_full_standard_output_is_reported():
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user"
 )
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [(("--data", "secret"), "Permission denied"), (("--out", "new"), "--out new")],
-)
-def test_missing_permissions_are_reported(words, what):
+def test_missing_permissions_are_reported():
     """Root may do anything, so the process becomes nobody once it has imported what it needs."""
-    become = (
-        "import os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.cli.run\n"
-        "import typer.rich_utils\n"
-        "from fedpage.runs import build, config\n"
-        "build.build_problem(config.ProblemConfig(clients=10)); os.setuid(65534); "
-        f"sys.argv = ['fedpage', 'run', 'fedpage', *{words!r}]; fedpage.cli.main.main()"
-    )
+    become = """
+import os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.cli.run, typer.rich_utils
+from fedpage.runs import build, config
+build.build_problem(config.ProblemConfig(data="census:rows=100", clients=10))
+os.setuid(65534)
+for words in (["--data", "secret"], ["--data", "census:rows=100", "--out", "new"]):
+    sys.argv = ["fedpage", "run", "fedpage", "--clients", "10", *words]
+    try:
+        fedpage.cli.main.main()
+    except SystemExit as end:
+        assert end.code == 2
+"""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.chmod(folder, 0o755)
         Path("secret").touch(mode=0o600)
         done = subprocess.run(
             [sys.executable, "-c", become], capture_output=True, text=True, timeout=60
         )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("fedpage: ")
-    assert done.stderr.count("\n") == 1
-    assert what in done.stderr
+    assert done.returncode == 0, done.stderr
+    for line, what in zip(
+        done.stderr.splitlines(), ("Permission denied", "--out new"), strict=True
+    ):
+        assert line.startswith("fedpage: ")
+        assert what in line

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fedpage as fp
 from fedpage.runs import toml
 
-RUN = ["run", "scaffold", "--clients", "40", "--S", "4", "--record-every", "7"]
+SMALL = ["--data", "census:rows=200", "--clients", "40", "--record-every", "7"]
+RUN = ["run", "scaffold", *SMALL, "--S", "4"]
 OWN = """
 [method]
 name = "fedpage"
@@ -14,7 +15,7 @@ eta_g = 0.2
 
 [problem]
 clients = 40
-data = "census"
+data = "census:rows=200"
 
 [run]
 rounds = 12
@@ -35,8 +36,7 @@ def test_the_file_of_a_run_repeats_it_and_set_changes_it(run, tmp_path):
     code, _, err = run("run", "--config", "r", *words, "--out", "changed")
     assert code == 0, err
     other = ["--K", "3", "--objective", "logistic", "--rounds", "30", "--target", "0.5"]
-    assert run("run", "scaffold", "--clients", "40", "--S", "5", "--record-every", "7",
-               *other, "--out", "same")[0] == 0  # fmt: skip
+    assert run("run", "scaffold", *SMALL, "--S", "5", *other, "--out", "same")[0] == 0
     changed, same = (toml.read(tmp_path / name / "run.toml") for name in ("changed", "same"))
     assert changed["command"] == same["command"]
     assert fp.History.load(tmp_path / "changed").same(fp.History.load(tmp_path / "same"))

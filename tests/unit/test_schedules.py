@@ -20,7 +20,6 @@ from fedpage.methods.schedules import (
     at_peak,
     at_round,
     effective_step,
-    with_step,
 )
 from fedpage.report.methods import scheduled
 from fedpage.runs.build import build_method as build
@@ -125,14 +124,6 @@ def test_a_method_computes_with_the_numbers_of_a_round():
         method.effective_step  # noqa: B018
 
 
-def test_another_effective_step_scales_the_schedule():
-    method = fp.FedAvg(S=3, K=5, eta_l=Cosine(0.1, 20, 0.01))
-    moved = with_step(method, 2.0)
-    assert effective_step(moved) == pytest.approx(2.0)
-    assert moved.eta_l == Cosine(0.4, 20, 0.04)
-    assert with_step(fp.FedAvg(K=5), 2.0) == fp.FedAvg(K=5).with_step(2.0)
-
-
 @pytest.mark.parametrize(
     ("make", "part"),
     [
@@ -208,15 +199,6 @@ def test_every_writing_of_a_method_reads_back():
     assert build(MethodConfig("fedavg", hyper_words(method))) == method
 
 
-def test_provenance_shows_the_schedule(tmp_path):
-    method = fp.FedAvg(S=3, K=2, eta_l=Cosine(0.1, 7, 0.01))
-    history = fp.simulate(problem(), method, rounds=8, seed=0, out=tmp_path / "run")
-    assert history.meta["method"]["eta_l"] == "cosine:0.1:7:0.01"
-    assert history.meta["method"]["effective_step"] == pytest.approx(0.2)
-    assert 'eta_l = "cosine:0.1:7:0.01"' in (tmp_path / "run" / "run.toml").read_text()
-    assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
-
-
 def test_a_divergence_says_that_the_step_was_scheduled():
     data = fp.load("census", rows=200)
     method = fp.FedAvg(S=8, K=5, eta_l=Warmup(3, 1e9))
@@ -234,6 +216,8 @@ def test_the_command_line_takes_schedules(run, tmp_path):
     method = fp.FedAvg(S=3, K=2, eta_l=Cosine(0.1, 5, 0.01))
     plain = fp.RobustRegression(fp.load("census", rows=200), clients=8)
     assert history.same(fp.simulate(plain, method, rounds=6, seed=0))
+    assert history.meta["method"]["eta_l"] == "cosine:0.1:5:0.01"
+    assert history.meta["method"]["effective_step"] == pytest.approx(0.2)
     assert run("resume", "first")[0] == 0
     assert fp.History.load(tmp_path / "first" / "history.jsonl").same(history)
     code, _, err = run(*small, "--eta-l", "cosin:0.1:5")

@@ -66,24 +66,6 @@ def test_labels_that_are_no_classes_are_refused(labels, message):
 # --- evaluation -----------------------------------------------------------------------------------
 
 
-def test_metrics_and_held_out_rows():
-    train, test = text_labels(120).split(test=0.25, seed=1)
-    names = ["accuracy", "f1", "log_loss"]
-    problem = fp.Softmax(train, 5, metrics=names, held_out=test)
-    x = np.random.default_rng(2).normal(size=problem.d)
-    row = problem.evaluate(x)
-    for prefix, data in (("", train), ("held_out_", test)):
-        T = data.X @ x.reshape(2, 3)
-        log_q = T - np.log(np.exp(T).sum(axis=1, keepdims=True))
-        labels = data.y.astype(int)
-        assert row[prefix + "accuracy"] == np.mean(T.argmax(axis=1) == labels)
-        loss = -log_q[np.arange(data.rows), labels].mean()
-        assert row[prefix + "log_loss"] == pytest.approx(loss, rel=1e-12)
-        assert row[prefix + "loss"] == pytest.approx(loss, rel=1e-12)
-    each = problem.evaluate_clients(np.arange(5), x)
-    assert each.metrics["accuracy"].mean() == pytest.approx(row["accuracy"])
-
-
 def test_held_out_rows_have_the_classes_of_the_training_rows():
     data = text_labels()
     elm_or_oak = data.y > 0
@@ -111,17 +93,6 @@ def test_rescaled_clients_have_rescaled_gradients():
 
 
 # --- names, data sets, the optimum ----------------------------------------------------------------
-
-
-def test_softmax_is_an_objective_with_every_regulariser():
-    for name in ("softmax", "softmax-l2", "softmax-nonconvex"):
-        problem = fp.OBJECTIVES[name].problem(fp.load("iris"), 5)
-        assert isinstance(problem, fp.Softmax)
-        assert problem.name == "softmax regression"
-        assert problem.convex == (name != "softmax-nonconvex")
-        about = problem.describe()
-        assert (about["objective"], about["d"]) == ("softmax regression", 12)
-        assert about.get("regulariser", "none") == problem.reg
 
 
 def test_data_sets_of_several_classes():
@@ -152,15 +123,3 @@ def test_the_optimum_is_scikit_learns():
     assert np.linalg.norm(problem.grad(x)) < 1e-7
     np.testing.assert_allclose(x.reshape(-1, 10).T, theirs.coef_, atol=1e-4)
     assert problem.loss(theirs.coef_.T.ravel()) == pytest.approx(problem.loss(x), rel=1e-8)
-
-
-def test_methods_reach_the_optimum_of_a_federation():
-    data = fp.load("wine")
-    problem = fp.Softmax(data, fp.iid(data.rows, 12, seed=0), reg="l2", alpha=0.05)
-    for method, rounds in (
-        (fp.SecantPAGE(S=4), 60),
-        (fp.FedPAGE(b3=None, S=4, K=5, eta_g=0.3), 400),
-        (fp.SCAFFOLD(b=None, S=4, K=5, eta_l=0.05), 1500),
-    ):
-        history = fp.simulate(problem, method, rounds=rounds, seed=0, record_every=0)
-        assert history.last("grad_norm") < 1e-5, method.name

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import quadratic
+from support import quadratic, refusal
 
 import fedpage as fp
-from fedpage.core.errors import InputError
 from fedpage.core.function_digest import function_digest
 from fedpage.core.types import StopReason
 from fedpage.engine.stopping import Watch
@@ -72,10 +71,8 @@ def test_directions_of_own_metrics():
     stop = fp.Stop("mine:2.0,hold=0")
     assert ends_at(stop, rows, directions={"mine": True}) == (1, StopReason.TARGET)
     assert ends_at(stop, rows, directions={"mine": False}) == (0, StopReason.TARGET)
-    with pytest.raises(InputError, match="whether higher is better is not known"):
-        ends_at(stop, rows)
-    with pytest.raises(InputError, match="did you mean 'mine'"):
-        ends_at(fp.Stop("mines:2.0,hold=0"), rows)
+    assert "whether higher is better is not known" in refusal(ends_at, stop, rows)
+    assert "did you mean 'mine'" in refusal(ends_at, fp.Stop("mines:2.0,hold=0"), rows)
 
 
 def test_a_target_must_hold_for_a_quarter_of_the_rounds_and_five_records():
@@ -167,10 +164,16 @@ def test_runs_end_by_any_recorded_column():
     data = fp.load("census", rows=300)
     problem = fp.LogisticRegression(data, 30, metrics=["accuracy"], held_out=data)
 
-    def run(**options):
-        method, stop = fp.FedPAGE(S=5, K=5, eta_g=0.3), fp.Stop(**options)
-        return fp.simulate(problem, method, rounds=400, seed=0, record_every=1, stop=stop)
+    def run(stop=None, record_every=1, **options):
+        method, stop = fp.FedPAGE(S=5, K=5, eta_g=0.3), stop or fp.Stop(**options)
+        given = {"rounds": 400, "seed": 0, "record_every": record_every}
+        return fp.simulate(problem, method, stop=stop, **given)
 
+    mine = run(lambda row: "enough" if row["round"] >= 30 else None, record_every=10)
+    assert (mine.stop_reason, mine.stop_detail) == (StopReason.CALLBACK, "enough")
+    assert mine.last("round") == 30
+    last = run(target="10.0,hold=0", record_every=0)
+    assert last.stop_detail == "reached grad_norm 10 at round 400"
     reached = run(target="held_out_accuracy:0.78,hold=0")
     assert reached.stop_reason is StopReason.TARGET
     assert reached.last("held_out_accuracy") >= 0.78 > reached["held_out_accuracy"][:-1].max()
@@ -194,9 +197,7 @@ def test_runs_end_by_any_recorded_column():
     ],
 )  # fmt: skip
 def test_invalid_stopping_rules_are_refused(options):
-    with pytest.raises(InputError, match=r"^stop: ") as error:
-        fp.Stop(**options)
-    assert "\n" not in str(error.value)
+    assert refusal(fp.Stop, **options).startswith("stop: ")
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,6 @@ def test_a_run_does_not_resume_with_another_stop_function(tmp_path):
     assert whole.meta["stop"] == {"function": function_digest(make_rule(-1e9))}
     assert run(make_rule(-1e9)).same(whole)
     for stop in (make_rule(-1e8), below):
-        with pytest.raises(fp.InputError, match="cannot resume: the code of the function `stop`"):
-            run(stop)
+        assert "cannot resume: the code of the function `stop`" in refusal(run, stop)
     for stop in (None, fp.Stop("loss:-1e9,hold=0")):
-        with pytest.raises(fp.InputError, match=r"cannot resume: stop\.\w+ was"):
-            run(stop)
+        assert "cannot resume: stop." in refusal(run, stop)

@@ -455,27 +455,6 @@ def test_npz(load, tmp_path):
     assert "not an .npz file" in refusal(load, b"PK\x03\x04 broken", name="b.npz", label=None)
 
 
-def test_options_and_paths_that_do_not_fit_the_file(tmp_path):
-    svm = write(tmp_path, "1 1:2\n0 1:1\n", "rows.svm")
-    assert fp.load(svm, name="mine").name == "mine"
-    for suffix in ("csv", "parquet", "npz"):
-        (tmp_path / f"folder.{suffix}").mkdir()
-    np.savez(tmp_path / "a.npz", X=np.eye(2), y=[0, 1])
-    for path, options, word in (
-        (svm, {"label": "y"}, "not for LIBSVM files"),
-        (tmp_path / "a.npz", {"label": "y"}, "label is for tables"),
-        ("census", {"client": "y"}, "not for this data set"),
-        ("patients.xlsx", {}, "save it as CSV"),
-        ("none.csv", {"label": "y"}, "there is no such file"),
-        (tmp_path / "none.csv.gz", {"label": "y"}, "there is no such file"),
-        (tmp_path / "none.parquet", {"label": "y"}, "there is no such file"),
-        (tmp_path / "folder.csv", {"label": "y"}, "is a directory"),
-        (tmp_path / "folder.parquet", {"label": "y"}, "irectory"),
-        (tmp_path / "folder.npz", {}, "irectory"),
-    ):
-        assert word in refusal(fp.load, path, **options)
-
-
 def test_new_rows_of_a_file(load, tmp_path):
     data = load(PATIENTS, client="hospital", standardise=True)
 
@@ -493,24 +472,3 @@ def test_new_rows_of_a_file(load, tmp_path):
         said = refusal(encode, text)
         assert said.startswith(f"{place}: ")
         assert word in said
-
-
-@pytest.mark.parametrize(
-    ("ids", "word"),
-    [
-        (["a", None], "1 of 2 rows have no id"),
-        ([0.5, 1.0], "all strings or all whole numbers"),
-        (3, "not shape ()"),
-        ([["a"], ["b"]], "not shape (2, 1)"),
-    ],
-)
-def test_ids_of_arrays_are_checked(ids, word):
-    said = refusal(fp.Dataset.from_arrays, [[1.0], [2.0]], [0, 1], clients=ids)
-    assert said.startswith("data set 'mine': ")
-    assert word in said
-
-
-def test_dates_in_arrays_are_refused():
-    dates = np.array(["2026"], dtype="M8[Y]")
-    assert "dates or times" in refusal(fp.Dataset.from_arrays, dates[:, None], [1.0])
-    assert "dates or times" in refusal(fp.Dataset.from_arrays, [[1.0]], dates)

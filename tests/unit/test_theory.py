@@ -201,6 +201,8 @@ GOOD = {"L": 1.0, "N": 100, "S": 10, "D0": 1.0, "epsilon": 0.1}
         ("epsilon", 0.0), ("epsilon", -1.0), ("epsilon", math.nan), ("L", math.inf), ("L", 0.0),
         ("D0", -1.0), ("S", 101), ("S", 0), ("N", 0), ("S", 2.5), ("variant", "printd"), ("K", 0),
         ("sigma2", -1.0), ("sigma2", math.nan),
+        # their powers overflow or vanish
+        ("epsilon", 1e-200), ("epsilon", 1e300), ("L", 1e-320), ("L", 1e308), ("D0", 1e308),
     ],
 )  # fmt: skip
 def test_impossible_constants_are_refused(name, value):
@@ -209,7 +211,7 @@ def test_impossible_constants_are_refused(name, value):
             theory.nonconvex_page(**(GOOD | {name: value}))
     with pytest.raises(InputError, match=name):
         theory.nonconvex_fedpage(**(GOOD | {"K": 2, name: value}))
-    if name in ("epsilon", "L") or value == 101:
+    if (name in ("epsilon", "L", "D0") and value != -1.0) or value == 101:
         good = {**GOOD, "K": 1, "M": 5, name: value}
         with pytest.raises(InputError, match=name):
             theory.Setting(**good)

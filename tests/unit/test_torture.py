@@ -44,8 +44,3 @@ def test_workers_end_when_their_command_is_killed(tmp_path):
 
 def test_force_is_refused_over_a_live_command(tmp_path):
     torture.force_live(tmp_path, ["compare"], say=quiet)
-
-
-def test_failing_allocations_lose_no_run(tmp_path):
-    pytest.importorskip("_testcapi", reason="needs CPython's test module")
-    assert torture.fail_allocations(tmp_path, random.Random(4), runs=12, say=quiet)
