@@ -87,31 +87,6 @@ def test_exact_methods_stay_at_the_optimum(name):
     np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
-    """Compare with the closed form (mean P_i)^-1 mean P_i c_i, where c_i is client i's minimiser.
-
-    P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i.
-    """
-    problem, K, eta = quadratic(), 6, 0.05
-    method = fp.FedProx(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None, mu=mu)
-    history = fp.simulate(
-        problem, method, rounds=600, seed=0, options=fp.RunOptions(x0=problem.x_star)
-    )
-    identity = np.eye(problem.d)
-    B = problem.A + mu * identity
-    P = np.array(
-        [
-            (identity - np.linalg.matrix_power(identity - eta * b, K)) @ np.linalg.solve(b, a)
-            for a, b in zip(problem.A, B, strict=True)
-        ]
-    )
-    own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])[:, :, 0]
-    fixed = np.linalg.solve(P.mean(axis=0), np.einsum("nij,nj->i", P, own) / problem.N)
-    np.testing.assert_allclose(history.x, fixed, rtol=0, atol=1e-10)
-    assert np.linalg.norm(fixed - problem.x_star) > 1e-2
-
-
 # 3. Convergence
 
 
