@@ -16,11 +16,13 @@ from support import (
     each_round,
     make_method,
     quadratic,
+    refusal,
     softmax,
     uneven,
 )
 
 import fedpage as fp
+from fedpage.engine.aggregation import ClippedMean
 from fedpage.engine.simulate import Simulation
 
 NAMES = list(ROWS)
@@ -155,6 +157,19 @@ def test_corrections_sum_to_zero(method, name, faults, up):
     assert np.linalg.norm(corrections) > 0.1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_where_any_mean_is_taken_no_sum_outlives_a_round(name):
+    """Clients send changes and keep nothing; other methods refuse a trimmed or clipped mean."""
+    method = make_method(name, 3, 2, 0.1)
+    if method.takes_any_mean:
+        assert method.client_state is None
+        assert {field for reply in method.messages.values() for field in reply._fields} == {"dy"}
+    else:
+        options = fp.RunOptions(aggregation=ClippedMean(1e9))
+        text = refusal(Simulation, quadratic(), method, seed=0, options=options)
+        assert "needs the mean of the replies" in text
+
+
 @pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
 def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
     problem = quadratic()
@@ -212,22 +227,12 @@ def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
     problem = PROBLEMS[kind]()
     method = make_method(name, 5, 3, 0.1)
     first = fp.simulate(problem, method, rounds=25, seed=8, record_every=5)
-    for threads, chunk in [(1, 1), (1, 3), (2, 2), (3, 1), (2, 1000)]:
-        assert first.same(
-            fp.simulate(
-                problem,
-                method,
-                rounds=25,
-                seed=8,
-                record_every=5,
-                options=fp.RunOptions(threads=threads, chunk=chunk),
-            )
-        )
+    for threads, chunk in [(1, 1), (3, 2), (2, 1000)]:
+        options = fp.RunOptions(threads=threads, chunk=chunk)
+        other = fp.simulate(problem, method, rounds=25, seed=8, record_every=5, options=options)
+        assert first.same(other)
     other = fp.simulate(problem, method, rounds=25, seed=9, record_every=5)
     assert first.same(other) == (name == "Newton")  # it draws nothing
-
-
-# 7. Golden runs: see test_golden.py
 
 
 # 8. Fused kernels agree with the local steps
