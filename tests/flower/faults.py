@@ -6,6 +6,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from localgrid import LocalGrid
 
+import fedpage as fp
 from fedpage.flower import messages
 from fedpage.flower.client_app import app
 
@@ -19,12 +20,17 @@ class Killed(BaseException):
     """The server's process has died."""
 
 
+def census():
+    """Return the problem of the default run config."""
+    return fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8))
+
+
 class At:
     """Apply a fault to messages of a kind; keep the clients and rounds that it touched.
 
     Args:
         fault: a fault of LocalGrid.
-        kind: the type of the messages.
+        kind: the type of the messages; if None, all.
         clients: the clients; if None, all.
         rounds: the rounds; if None, all.
         once: spare further messages to the same client in the same round.
@@ -39,7 +45,7 @@ class At:
         meta = message.metadata
         now = int(meta.group_id) if meta.group_id.isdigit() else -1
         if (
-            meta.message_type != self.kind
+            self.kind not in (None, meta.message_type)
             or (self.clients is not None and client not in self.clients)
             or (self.rounds is not None and now not in self.rounds)
             or (self.once and (client, now) in self.seen)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
-from faults import At, texts, with_numbers
+from faults import At, census, texts, with_numbers
 
 import fedpage as fp
 from fedpage.core.types import StopReason
 from fedpage.engine.aggregation import Aggregation
-from fedpage.engine.faults import FaultSampler
 from fedpage.engine.loop import Run
 from fedpage.flower import messages
 from fedpage.flower.config import build_method, parse_app_config
@@ -32,10 +29,6 @@ def each_client_once(fault):
     return choose
 
 
-def census():
-    return fp.RobustRegression(fp.load("census", rows=300), fp.power_law(300, 8))
-
-
 @pytest.mark.parametrize("value", [1e3, 1e308])
 @pytest.mark.parametrize("method", ["fedpage", "scaffold", "fedavg"])
 def test_a_wrong_reply_is_named_and_asked_for_again(federate, simulated, method, value):
@@ -44,31 +37,6 @@ def test_a_wrong_reply_is_named_and_asked_for_again(federate, simulated, method,
     assert len(texts(history)) >= 4
     assert all("outlier" in text for text in texts(history))
     assert history.x.tobytes() == simulated(**changes).x.tobytes()
-
-
-@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
-def test_corrupted_replies_are_those_of_the_simulator(federate, config, method):
-    """The grid corrupts the replies that the simulator's faults corrupt."""
-    faults = fp.Faults(huge=0.15)
-    changes = {"method": method, "hyper": "S=4 K=2", "rounds": 12}
-    sampler = FaultSampler(faults, census(), config["seed"])
-    asked: Counter[tuple[int, int]] = Counter()
-
-    def fault(client, message):
-        if message.metadata.message_type != messages.TRAIN:
-            return None
-        now = int(message.metadata.group_id)
-        outcomes = sampler.sample_outcomes(np.array([client]), now, asked[client, now])
-        asked[client, now] += 1
-        return with_numbers(1e9) if outcomes.any() else None
-
-    history = federate(fault, **changes).history
-    made = build_method(parse_app_config(config | changes))
-    options = fp.RunOptions(faults=faults, evaluate="per_client")
-    run = fp.simulate(census(), made, rounds=12, seed=3, record_every=4, options=options)
-    assert history.last("rejected") > 3
-    assert history.same(run)
-    assert [e["text"] for e in history.events] == [e["text"] for e in run.events]
 
 
 def test_a_resumed_server_knows_how_long_replies_were(federate, simulated):

@@ -135,15 +135,9 @@ def test_adaptive_servers_do_not_depend_on_the_scale_of_f(name, factor):
     assert np.linalg.norm(one.x) > 0.1
 
 
-def fedavgs_limit(problem, K, eta):
-    """Return where FedAvg with all clients and all rows ends: mean(y_K - x) = 0."""
-    one = np.eye(problem.d)
-    P = np.array([one - np.linalg.matrix_power(one - eta * a, K) for a in problem.A])
-    own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])[:, :, 0]
-    return np.linalg.solve(P.mean(axis=0), np.einsum("nij,nj->i", P, own) / problem.N)
-
-
-SERVERS = {
+SERVERS: dict[str, dict[str, Any]] = {
+    "FedAvg": {},
+    "FedProx": {"mu": 0.7},
     "FedAvgM": {"beta": 0.5},
     "FedNesterov": {"beta": 0.5},
     "FedAdagrad": {"eta_g": 1.0, "tau": 0.5},
@@ -155,9 +149,17 @@ SERVERS = {
 @pytest.mark.parametrize("K", [1, 6])
 @pytest.mark.parametrize("name", SERVERS)
 def test_no_server_changes_where_fedavg_ends(name, K):
-    problem, eta = quadratic(), 0.05
+    """At the point (mean P_i)^-1 mean P_i c_i, where c_i is client i's minimiser.
+
+    P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i, and mu = 0 but for FedProx.
+    """
+    problem, eta, mu, one = quadratic(), 0.05, SERVERS[name].get("mu", 0.0), np.eye(4)
     method = getattr(fp, name)(S=8, K=K, b=None, eta_l=eta, **SERVERS[name])
-    limit = fedavgs_limit(problem, K, eta)
+    B = problem.A + mu * one
+    powers = np.array([np.linalg.matrix_power(one - eta * b, K) for b in B])
+    P = (one - powers) @ np.linalg.solve(B, problem.A)
+    own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])
+    limit = np.linalg.solve(P.mean(axis=0), (P @ own).mean(axis=0))[:, 0]
     history = fp.simulate(problem, method, rounds=1500, seed=0, record_every=0)
     np.testing.assert_allclose(history.x, limit, rtol=0, atol=1e-10)
     assert (np.linalg.norm(limit - problem.x_star) < 1e-12) == (K == 1)

@@ -76,6 +76,7 @@ def test_what_is_sent_is_what_the_simulator_used(text, dtype):
         seen, payload = codec.apply(v, keys), codec.encode(v, keys)
         assert seen.shape == v.shape
         assert seen.dtype == dtype
+        assert not seen[2:4].any()  # zero stays zero
         assert payload.dtype == np.uint8
         assert payload.ndim == 1
         assert equal(codec.decode(payload, d, dtype, keys), seen)
@@ -103,14 +104,6 @@ def test_a_row_alone_is_its_row_in_the_batch(text, dtype):
     some = np.array([7, 2, 4])
     assert equal(codec.apply(v[some], keys.at(some)), seen[some])
     assert equal(codec.apply(np.asfortranarray(v), keys), seen)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("text", ALL)
-def test_zero_stays_zero(text, dtype):
-    codec = as_codec(text)
-    for d in (5, 12):
-        assert not codec.apply(np.zeros((5, d), dtype), draw_keys(5)).any()
 
 
 def test_codecs_without_randomness_need_no_keys():
@@ -170,7 +163,8 @@ def repeat(v, dtype=np.float64):
 def check_mean(seen, v):
     error = np.abs(seen.mean(axis=0, dtype=np.float64) - v)
     deviation = seen.std(axis=0, dtype=np.float64) / math.sqrt(len(seen))
-    assert (error <= 4.0 * deviation + 1e-12 * np.abs(v).max()).all()
+    rounding = 1e-12 if seen.dtype == np.float64 else 1e-6
+    assert (error <= 4.0 * deviation + rounding * np.abs(v).max()).all()
 
 
 def relative_errors(seen, v):
@@ -179,63 +173,46 @@ def relative_errors(seen, v):
     return each.mean(), each.std() / math.sqrt(len(each))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("text", UNBIASED)
-def test_unbiased_codecs_have_their_mean_and_variance(text):
+def test_unbiased_codecs_have_their_mean_and_variance(text, dtype):
     codec = as_codec(text)
     omega = codec.omega(16)
     assert codec.is_unbiased
     assert codec.alpha(16) == (1.0 - omega if omega < 1.0 else None)
     for name, v in VECTORS.items():
-        seen = codec.apply(repeat(v), MANY)
-        check_mean(seen, v)
-        variance, error = relative_errors(seen, v)
-        assert variance <= omega + 4.0 * error + 1e-12
+        seen = codec.apply(repeat(v, dtype), MANY)
+        check_mean(seen, v.astype(dtype))
+        variance, error = relative_errors(seen.astype(np.float64), v)
+        assert variance <= omega + 4.0 * error + (1e-12 if dtype is np.float64 else 1e-6)
         if ATTAINED.get(text) == name:
             assert variance >= omega - 4.0 * error
 
 
-def test_unbiased_codecs_are_so_in_float32():
-    for text in ("randk:5", "natural", "dither:2", "randk:5+natural"):
-        seen = as_codec(text).apply(repeat(VECTORS["gaussian"], np.float32), MANY)
-        v = VECTORS["gaussian"].astype(np.float32).astype(np.float64)
-        error = np.abs(seen.mean(axis=0, dtype=np.float64) - v)
-        deviation = seen.std(axis=0, dtype=np.float64) / math.sqrt(DRAWS)
-        assert (error <= 4.0 * deviation + 1e-6).all()
+CONTRACTIVE: dict[str, str | None] = {
+    # codec: a vector whose contraction is alpha, not more
+    "topk:5": "constant", "sign": "one-hot", "scaled(randk:5)": "heavy",
+    "scaled(bernoulli:0.3)": "heavy", "randk:5+sign": "one-hot", "topk:5+natural": "constant",
+    **dict.fromkeys((
+        "topk:1", "topk:16", "scaled(natural)", "scaled(dither:2)", "scaled(randk:5+natural)",
+        "topk:5+dither:3", "topk:5+sign", "bernoulli:0.3+sign", "randk:12", "natural", "dither:5",
+        "topk:5+float32",
+    )),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "topk:1", "topk:5", "topk:16", "sign", "scaled(randk:5)", "scaled(natural)",
-        "scaled(dither:2)", "scaled(bernoulli:0.3)", "scaled(randk:5+natural)",
-        "topk:5+natural", "topk:5+dither:3", "topk:5+sign", "randk:5+sign", "bernoulli:0.3+sign",
-        "randk:12", "natural", "dither:5", "topk:5+float32",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", CONTRACTIVE)
 def test_contractive_codecs_contract(text):
     codec = as_codec(text)
     alpha = codec.alpha(16)
     assert 0.0 < alpha <= 1.0
-    for v in VECTORS.values():
+    for name, v in VECTORS.items():
         remaining, error = relative_errors(codec.apply(repeat(v), MANY), v)
         assert remaining <= 1.0 - alpha + 4.0 * error + 1e-12
-
-
-def test_contractions_are_attained():
-    def remaining(text, name):
-        codec, v = as_codec(text), VECTORS[name]
-        return (*relative_errors(codec.apply(repeat(v), MANY), v), codec.alpha(16))
-
-    for text, name in (("topk:5", "constant"), ("sign", "one-hot"), ("scaled(randk:5)", "heavy"),
-                       ("topk:5+sign", "one-hot"), ("scaled(bernoulli:0.3)", "heavy"),
-                       ("randk:5+sign", "one-hot"), ("topk:5+natural", "constant")):  # fmt: skip
-        mean, error, alpha = remaining(text, name)
-        if text == "topk:5+sign":  # one number and four zeros of five are kept
-            np.testing.assert_allclose(mean, 1.0 - 1.0 / 5.0)
-        else:
-            assert abs(mean - (1.0 - alpha)) <= 4.0 * error + 1e-12
-    mean, _, _ = remaining("sign", "constant")
-    assert mean <= 1e-25  # all signs and sizes are sent
+        if CONTRACTIVE[text] == name:
+            assert remaining >= 1.0 - alpha - 4.0 * error - 1e-12
+        if (text, name) == ("sign", "constant"):  # all signs and sizes are sent
+            assert remaining <= 1e-25
 
 
 CONSTANTS = [  # at d = 123: omega, alpha, bits of float64 and float32, numbers
@@ -394,13 +371,6 @@ def test_topk_keeps_the_largest_absolute_values(k, dtype):
     assert equal(as_codec(f"topk:{k}").apply(v, draw_keys(len(v))), wanted)
 
 
-def test_topk_takes_the_lower_of_equal_positions_and_nan_first():
-    v = np.array([[1.0, -2.0, 2.0, 2.0, 0.5], [np.inf, 1.0, np.nan, -np.nan, 3.0]])
-    seen = as_codec("topk:2").apply(v, draw_keys(2))
-    assert seen[0].tolist() == [0.0, -2.0, 2.0, 0.0, 0.0]
-    assert np.isnan(seen[1]).tolist() == [False, False, True, True, False]
-
-
 def test_natural_rounds_to_neighbouring_powers_of_two():
     v = np.abs(SEEDS(0).standard_normal((50, 40))) * 2.0 ** np.arange(-20, 20)
     v[:, ::2] *= -1
@@ -450,11 +420,6 @@ def test_dither_and_sign_at_the_ends_of_the_range(size):
     np.testing.assert_allclose(seen, v, rtol=1e-3 if size < 1e-300 else 1e-14)
     seen = as_codec("sign").apply(v, draw_keys(1))
     np.testing.assert_allclose(seen, size * np.array([[3.5, -3.5]]), rtol=1e-3)
-
-
-def test_scaled_sign_is_the_mean_size_with_signs():
-    v = np.array([[1.0, -3.0, 0.0, -0.0, 6.0]])
-    assert as_codec("sign").apply(v, draw_keys(1)).tolist() == [[2.0, -2.0, 2.0, 2.0, 2.0]]
 
 
 def test_bernoulli_sends_all_or_nothing():
@@ -611,11 +576,6 @@ def test_impossible_contents_are_refused():
     minus = np.array([-1.0]).view(np.uint8).tolist()
     refuse(dither, [*minus, 0b010], 1, keys, "a norm is negative")
     refuse(as_codec("sign"), [*minus, 0], 1, keys, "is negative")
-
-
-def test_other_types_are_refused():
-    with pytest.raises(InputError, match="codecs take float64 and float32, not int64"):
-        as_codec("natural").bits(3, np.int64)
 
 
 # Text.

@@ -145,9 +145,6 @@ def test_replay(check, name):
     assert expected in (None, (costs.floats_up, costs.bits_up, costs.bits_down))
 
 
-# Reductions
-
-
 # Invariants
 
 
@@ -168,16 +165,10 @@ def test_clients_of_ef21_bc_have_the_servers_model_to_the_bit():
         assert all(own.tobytes() == x.tobytes() for own in run.client_states.get_all().x)
 
 
-# Codecs that are refused, and why
-
-
-# Noise of minibatches
-
-
 # Step sizes
 
 
-def test_theorem_1_of_ef21_by_hand():
+def test_the_steps_of_ef21_by_hand():
     assert steps.ef21_nonconvex(L=2.0, L_average=3.0, alpha=1.0) == 0.5
     # alpha = 7/16: theta = 1/4, beta = 9/4, sqrt(beta/theta) = 3
     assert steps.ef21_nonconvex(L=1.0, L_average=2.0, alpha=7 / 16) == pytest.approx(
@@ -193,6 +184,12 @@ def test_theorem_1_of_ef21_by_hand():
     assert sgdm.eta == pytest.approx(0.25 / (20 * L.average), rel=1e-14)
     slow = EF21SGDM.from_theory(problem, m=0.05)
     assert slow.eta == pytest.approx(0.05 / (7 * L.whole), rel=1e-14)
+    # u = 9 (alpha = 7/16), v = 1 (alpha = 3/4): 18 + 16 + 144 = 178
+    by_hand = steps.ef21_bc_nonconvex(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
+    assert by_hand == pytest.approx(1 / (1 + 2 * math.sqrt(178)), rel=1e-14)
+    both = EF21BC.from_theory(problem, up="topk:2", down="topk:3")
+    wanted = steps.ef21_bc_nonconvex(L.whole, L.average, 2 / 4, 3 / 4)
+    assert both.eta == pytest.approx(wanted, rel=1e-14)
 
 
 @pytest.mark.parametrize(("S", "k"), [(1, 1), (2, 4), (4, 2), (8, 1)])
@@ -210,65 +207,45 @@ def test_the_step_of_ef21_pp_is_the_largest_of_theorem_7(S, k):
     assert eta == pytest.approx(method.eta, rel=1e-3)
 
 
-def test_ef21_keeps_the_promise_of_theorem_1():
-    """f(x) - f* + eta/(2 theta) mean |g_i - grad f_i(x)|^2 falls by eta/2 |grad f(x)|^2."""
+def error_of_ef21(run: Simulation, gradients: np.ndarray, alpha: float) -> float:
+    g = run.client_states.get_all().g
+    return ((g - gradients) ** 2).sum(axis=1).mean() / (1 - math.sqrt(1 - alpha))
+
+
+def error_of_sgdm(run: Simulation, gradients: np.ndarray, alpha: float) -> float:
+    (g, v), m = run.client_states.get_all(), run.method.m
+    found = 4 / alpha * ((g - v) ** 2).sum(axis=1).mean()
+    found += 2 / m * ((v - gradients).mean(axis=0) ** 2).sum()
+    return found + 16 * m / alpha**2 * ((v - gradients) ** 2).sum(axis=1).mean()
+
+
+def error_of_bc(run: Simulation, gradients: np.ndarray, alpha: float) -> float:
+    theta, down = 1 - math.sqrt(1 - alpha), 40 / len(run.x)
+    theta_down = 1 - math.sqrt(1 - down)
+    v = (1 - down) / theta_down**2
+    G = ((run.client_states.get_all().g - gradients) ** 2).sum(axis=1).mean()
+    return (2 + 16 * v) / theta * G + 2 / theta_down * ((run.state.w - run.state.g) ** 2).sum()
+
+
+PROMISES: dict[str, Any] = {
+    "EF21": (EF21, {}, error_of_ef21),
+    "EF21-SGDM": (EF21SGDM, {"m": 0.3}, error_of_sgdm),
+    "EF21-BC": (EF21BC, {"down": "topk:40"}, error_of_bc),
+}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_steps_of_theory_keep_their_promise(name):
+    """Where f(x) + eta/2 times a method's error falls by eta/2 |grad f(x)|^2 in every round."""
+    kind, given, error = PROMISES[name]
     problem = uneven("logistic-nonconvex")
-    method = EF21.from_theory(problem, up="topk:12")
-    theta = 1 - math.sqrt(1 - 12 / problem.d)
-    run = Simulation(problem, method, seed=0)
-
-    previous = math.inf
+    method = replace(kind.from_theory(problem, up="topk:12", **given), b=None)
+    run, previous = Simulation(problem, method, seed=0), math.inf
     for _ in range(40):
         x = run.x
-        run.step()  # g_i is now that of x
-        error = run.client_states.get_all().g - all_gradients(problem, x)
-        now = problem.loss(x) + method.eta / (2 * theta) * (error**2).sum(axis=1).mean()
-        assert now <= previous + 1e-12
-        previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
-
-
-def test_ef21_sgdm_keeps_the_promise_of_its_step():
-    """The potential of docs/methods/ef21.md falls by eta/2 |grad f(x)|^2 in every round."""
-    problem, m = uneven("logistic-nonconvex"), 0.3
-    method = replace(EF21SGDM.from_theory(problem, up="topk:12", m=m), b=None)
-    alpha = 12 / problem.d
-    run = Simulation(problem, method, seed=0)
-    previous = math.inf
-    for _ in range(40):
-        x = run.x
-        run.step()
-        g, v = run.client_states.get_all()
-        behind = v - all_gradients(problem, x)
-        weighed = 4 / alpha * ((g - v) ** 2).sum(axis=1).mean()
-        weighed += 2 / m * (behind.mean(axis=0) ** 2).sum()
-        weighed += 16 * m / alpha**2 * (behind**2).sum(axis=1).mean()
-        now = problem.loss(x) + method.eta / 2 * weighed
-        assert now <= previous + 1e-12
-        previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
-
-
-def test_ef21_bc_keeps_the_promise_of_its_step():
-    """The potential of docs/methods/ef21.md falls by eta/2 |grad f(x)|^2 in every round."""
-    # u = 9 (alpha = 7/16), v = 1 (alpha = 3/4): 18 + 16 + 144 = 178
-    by_hand = steps.ef21_bc_nonconvex(L=1.0, L_average=2.0, alpha_up=7 / 16, alpha_down=3 / 4)
-    assert by_hand == pytest.approx(1 / (1 + 2 * math.sqrt(178)), rel=1e-14)
-    problem = uneven("logistic-nonconvex")
-    method = EF21BC.from_theory(problem, up="topk:12", down="topk:40")
-    L, alphas = problem.smoothness(), (12 / problem.d, 40 / problem.d)
-    assert method.eta == pytest.approx(
-        steps.ef21_bc_nonconvex(L.whole, L.average, *alphas), rel=1e-14
-    )
-    theta_up, theta_down = (1 - math.sqrt(1 - alpha) for alpha in alphas)
-    v = (1 - alphas[1]) / theta_down**2
-    run = Simulation(problem, method, seed=0)
-    previous = math.inf
-    for _ in range(40):
-        x = run.x
-        run.step()
-        own = run.client_states.get_all().g - all_gradients(problem, x)
-        G, Q = (own**2).sum(axis=1).mean(), ((run.state.w - run.state.g) ** 2).sum()
-        weighed = (2 + 16 * v) / theta_up * G + 2 / theta_down * Q
-        now = problem.loss(x) + method.eta / 2 * weighed
+        run.step()  # what clients keep now belongs to x
+        left = error(run, all_gradients(problem, x), 12 / problem.d)
+        now = problem.loss(x) + method.eta / 2 * left
         assert now <= previous + 1e-12
         previous = now - method.eta / 2 * float(problem.grad(x) @ problem.grad(x))
 

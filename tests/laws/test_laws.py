@@ -16,11 +16,13 @@ from support import (
     each_round,
     make_method,
     quadratic,
+    refusal,
     softmax,
     uneven,
 )
 
 import fedpage as fp
+from fedpage.engine.aggregation import ClippedMean
 from fedpage.engine.simulate import Simulation
 
 NAMES = list(ROWS)
@@ -85,31 +87,6 @@ def test_exact_methods_stay_at_the_optimum(name):
     for _ in range(40):
         run.step()
     np.testing.assert_allclose(run.x, problem.x_star, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_fedavg_and_fedprox_leave_the_optimum_for_their_own_fixed_point(mu):
-    """Compare with the closed form (mean P_i)^-1 mean P_i c_i, where c_i is client i's minimiser.
-
-    P_i = (I - (I - eta (A_i + mu))^K) (A_i + mu)^-1 A_i.
-    """
-    problem, K, eta = quadratic(), 6, 0.05
-    method = fp.FedProx(S=problem.N, K=K, eta_l=eta, eta_g=1.0, b=None, mu=mu)
-    history = fp.simulate(
-        problem, method, rounds=600, seed=0, options=fp.RunOptions(x0=problem.x_star)
-    )
-    identity = np.eye(problem.d)
-    B = problem.A + mu * identity
-    P = np.array(
-        [
-            (identity - np.linalg.matrix_power(identity - eta * b, K)) @ np.linalg.solve(b, a)
-            for a, b in zip(problem.A, B, strict=True)
-        ]
-    )
-    own = np.linalg.solve(problem.A, problem.b.mean(axis=1)[:, :, None])[:, :, 0]
-    fixed = np.linalg.solve(P.mean(axis=0), np.einsum("nij,nj->i", P, own) / problem.N)
-    np.testing.assert_allclose(history.x, fixed, rtol=0, atol=1e-10)
-    assert np.linalg.norm(fixed - problem.x_star) > 1e-2
 
 
 # 3. Convergence
@@ -180,6 +157,19 @@ def test_corrections_sum_to_zero(method, name, faults, up):
     assert np.linalg.norm(corrections) > 0.1
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_where_any_mean_is_taken_no_sum_outlives_a_round(name):
+    """Clients send changes and keep nothing; other methods refuse a trimmed or clipped mean."""
+    method = make_method(name, 3, 2, 0.1)
+    if method.takes_any_mean:
+        assert method.client_state is None
+        assert {field for reply in method.messages.values() for field in reply._fields} == {"dy"}
+    else:
+        options = fp.RunOptions(aggregation=ClippedMean(1e9))
+        text = refusal(Simulation, quadratic(), method, seed=0, options=options)
+        assert "needs the mean of the replies" in text
+
+
 @pytest.mark.parametrize("p", [0.1, 0.3, 1.0])
 def test_periodic_full_rounds_come_every_one_over_p_rounds(p):
     problem = quadratic()
@@ -237,22 +227,12 @@ def test_same_seed_same_history_for_any_threads_and_chunks(name, kind):
     problem = PROBLEMS[kind]()
     method = make_method(name, 5, 3, 0.1)
     first = fp.simulate(problem, method, rounds=25, seed=8, record_every=5)
-    for threads, chunk in [(1, 1), (1, 3), (2, 2), (3, 1), (2, 1000)]:
-        assert first.same(
-            fp.simulate(
-                problem,
-                method,
-                rounds=25,
-                seed=8,
-                record_every=5,
-                options=fp.RunOptions(threads=threads, chunk=chunk),
-            )
-        )
+    for threads, chunk in [(1, 1), (3, 2), (2, 1000)]:
+        options = fp.RunOptions(threads=threads, chunk=chunk)
+        other = fp.simulate(problem, method, rounds=25, seed=8, record_every=5, options=options)
+        assert first.same(other)
     other = fp.simulate(problem, method, rounds=25, seed=9, record_every=5)
     assert first.same(other) == (name == "Newton")  # it draws nothing
-
-
-# 7. Golden runs: see test_golden.py
 
 
 # 8. Fused kernels agree with the local steps

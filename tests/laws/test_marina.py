@@ -310,6 +310,3 @@ def test_casts_leave_a_small_floor():
     assert floors["none"] < 1e-12
     assert 1e-10 < floors["float32"] < 1e-6
     assert 1e-6 < floors["bfloat16"] < 0.1
-
-
-# 6. What is refused

@@ -52,12 +52,8 @@ def test_honest_clients_are_never_rejected(name, kind, S):
     method = make_method(name, S, 4, step)
     if kind == "steep" and getattr(method, "eta_l", None) is not None:
         method = dataclasses.replace(method, eta_l=step / 4)
-    runs = [
-        fp.simulate(problem, method, rounds=25, seed=1, options=fp.RunOptions(faults=faults))
-        for faults in (COMPARED, None)
-    ]
-    assert not runs[0].events
-    assert runs[0].same(runs[1])
+    options = fp.RunOptions(faults=COMPARED)
+    assert not fp.simulate(problem, method, rounds=25, seed=1, options=options).events
 
 
 @pytest.mark.parametrize("name", ["FedPAGE", "SCAFFOLD-I", "FedAvg", "EF21-PP-TopK"])
@@ -101,19 +97,14 @@ def attack(run: Simulation, client: int, field: str, value: float, since: int) -
 
 
 def fields_sent(problem, method) -> dict[int, set[str]]:
-    """Return the fields that each client sends in rounds 2..19, where norms are compared."""
+    """Return the fields that clients 1, 4 and 6 send in rounds 2..19, where norms are compared."""
     run = Simulation(problem, method, seed=4, options=fp.RunOptions(faults=COMPARED))
-    sent: dict[int, set[str]] = {}
-    request = run.transport.request
-
-    def watch(call, draws, attempt):
-        for chunk in request(call, draws, attempt):
-            for client in chunk.clients.tolist() if draws.round >= 2 else ():
-                sent.setdefault(client, set()).update(chunk.replies._fields)
-            yield chunk
-
-    run.transport.request = watch
-    for _ in range(20):
+    sent: dict[int, set[str]] = {1: set(), 4: set(), 6: set()}
+    for r in range(20):
+        call = method.call(run.state, run.draws())
+        fields = method.messages[type(call.message)]._fields if r >= 2 else ()
+        for client in sent.keys() & {*call.clients.tolist()}:
+            sent[client].update(fields)
         run.step()
     return sent
 
@@ -131,7 +122,7 @@ def test_a_wrong_field_is_found_and_its_client_named(name):
     problem = quadratic(noise=1.0)
     method = make_method(name, 4, 3, 0.1)
     for client, fields in fields_sent(problem, method).items():
-        for field in fields if client in (1, 4, 6) else ():
+        for field in fields:
             found = 0
             run = Simulation(problem, method, seed=4, options=fp.RunOptions(faults=COMPARED))
             attack(run, client, field, 1e10 if field in ("f", "norm2", "rows") else 1e5, since=2)
@@ -175,13 +166,13 @@ def test_huge_replies_of_a_simulation_are_found_for_any_chunks_and_after_a_resum
 class Parts:
     """Replies of one field, as the check sees them."""
 
-    def __init__(self, N, factor=1000.0, scale=None, method=None):
-        self.method = method or fp.FedAvg(S=1)
-        wire = fp.codecs.message_codec.MessageCodec(self.method, 3, np.dtype(np.float64))
-        self.check = OutlierCheck(wire, N, factor, np.ones(N) if scale is None else scale)
+    def __init__(self, N, scale=1.0, up="none"):
+        method = fp.FedAvg(S=1, up=up)
+        codec = fp.codecs.message_codec.MessageCodec(method, 3, np.dtype(np.float64))
+        self.check = OutlierCheck(codec, N, 1000.0, np.full(N, scale))
         self.message: Any
         self.reply: Any
-        self.message, self.reply = next(iter(self.method.messages.items()))
+        self.message, self.reply = next(iter(method.messages.items()))
 
     def rejects(self, norms, round=0, x=(0.0, 0.0, 0.0)):
         """Return the clients that are rejected if clients send vectors of these norms."""
@@ -230,13 +221,12 @@ def test_replies_that_vanish_and_replies_that_grow_together_are_honest():
 
 
 def test_a_weight_and_a_long_message_give_leeway():
-    assert Parts(8, scale=np.full(8, 10.0)).rejects({0: 1.0, 1: 1.0, 2: 9e3}) == []
-    assert Parts(8, scale=np.full(8, 0.1)).rejects({0: 1.0, 1: 1.0, 2: 900.0}) == []
+    assert Parts(8, scale=10.0).rejects({0: 1.0, 1: 1.0, 2: 9e3}) == []
+    assert Parts(8, scale=0.1).rejects({0: 1.0, 1: 1.0, 2: 900.0}) == []
     assert Parts(8).rejects({0: 1.0, 1: 1.0, 2: 9e3}, x=(9e3, 0.0, 0.0)) == []
     assert Parts(8).rejects({0: 1.0, 1: 1.0, 2: 9e3}, x=(8e3, 0.0, 0.0)) == [2]
 
 
 def test_norms_after_a_sparsifier_are_not_compared():
-    coded = fp.FedAvg(S=1, up="randk:1")
-    assert Parts(8, method=coded).rejects({0: 1.0, 1: 2.0, 2: 1e6}) == []
-    assert Parts(8, method=coded).rejects({0: 1.0, 1: 2.0, 2: 1e200}) == [2]
+    assert Parts(8, up="randk:1").rejects({0: 1.0, 1: 2.0, 2: 1e6}) == []
+    assert Parts(8, up="randk:1").rejects({0: 1.0, 1: 2.0, 2: 1e200}) == [2]

@@ -90,17 +90,6 @@ class Killed(BaseException):
     """The process is killed."""
 
 
-class KillAfter(fp.Callback):
-    """Kill the process at the end of a round, before its checkpoint."""
-
-    def __init__(self, round):
-        self.round = round
-
-    def on_round_end(self, info):
-        if info.round == self.round:
-            raise Killed
-
-
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II", "FedAdam", "EF21", "SVRP"])
 def test_a_resume_after_any_round_has_the_same_bits(name, tmp_path):
     problem = uneven("logistic")
@@ -109,9 +98,14 @@ def test_a_resume_after_any_round_has_the_same_bits(name, tmp_path):
     wanted = fp.simulate(problem, method, **arguments)
     options = fp.RunOptions(checkpoint_every=2)
     for killed in range(1, 9):
-        out, kill = tmp_path / str(killed), KillAfter(killed)
+
+        def kill(info, killed=killed):
+            if info.round == killed:  # before its checkpoint
+                raise Killed
+
+        out, callbacks = tmp_path / str(killed), [fp.FunctionCallback(on_round_end=kill)]
         with pytest.raises(Killed):
-            fp.simulate(problem, method, out=out, callbacks=[kill], options=options, **arguments)
+            fp.simulate(problem, method, out=out, callbacks=callbacks, options=options, **arguments)
         resume = dataclasses.replace(options, resume=True)
         assert fp.simulate(problem, method, out=out, options=resume, **arguments).same(wanted)
 

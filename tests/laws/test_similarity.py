@@ -372,6 +372,3 @@ def test_dane_diverges_where_lam_is_far_below_the_dissimilarity():
         for _ in range(60):
             run.step()
         assert (np.linalg.norm(run.x - problem.x_star) < 1e-3) == reaches
-
-
-# 5. Refusals

@@ -90,9 +90,6 @@ def test_replay(check, name):
     check(method, algorithm)
 
 
-# Reductions
-
-
 # Invariants
 
 
@@ -116,9 +113,6 @@ def test_the_bias_contracts_by_exactly_one_minus_lam(kind, lam):
     pairs = itertools.combinations(range(8), 2)
     left = np.mean([next_v(pair) for pair in pairs], axis=0) - problem.grad(x)
     np.testing.assert_allclose(left, (1 - lam) * (v - problem.grad(x_prev)), rtol=0, atol=1e-12)
-
-
-# Costs
 
 
 # Step sizes
@@ -188,9 +182,6 @@ def test_methods_from_theory():
     assert fp.FRECON.from_theory(problem, S=4, up="randk:3") == fp.FRECON(
         S=4, eta=steps.frecon_nonconvex(Lbar, N, 4, omega), up="randk:3"
     )
-    for kind in (fp.COFIG, fp.SAGA, fp.ZeroSARAH, fp.FRECON):
-        with pytest.raises(fp.InputError, match="cannot sample S=13 of N=12 clients"):
-            kind.from_theory(problem, S=13)
 
 
 ROUNDS, SEEDS = 120, 6
@@ -248,23 +239,16 @@ def test_the_bound_of_differences_with_a_table(kind, up):
 
 @pytest.mark.parametrize("up", ["none", "randk:1"])
 @pytest.mark.parametrize("S", [1, 3])
-def test_the_nonconvex_bound_of_cofig(S, up):
+def test_the_bounds_of_cofig(S, up):
+    """The nonconvex one is of |grad f|^2, the convex one of f - f*, both in the mean."""
     problem = quadratic()
     method = fp.COFIG.from_theory(problem, S=S, up=up)
     seen = observe(problem, method, lambda run: square(problem.grad(run.x)))
     assert seen.mean() <= 2 * gap(problem) / (method.eta * ROUNDS)
-
-
-@pytest.mark.parametrize("up", ["none", "randk:1"])
-@pytest.mark.parametrize("S", [1, 3])
-def test_the_convex_bound_of_cofig(S, up):
-    problem = quadratic()
     method = fp.COFIG.from_theory(problem, S=S, up=up, convex=True)
     seen = observe(problem, method, lambda run: problem.loss(run.x))
-    W = 1 + method.omega(problem.d)
-    table = (
-        2 * problem.N * (W * method.eta / S) ** 2 * square(all_gradients(problem, problem.x_star))
-    )
+    W, errors = 1 + method.omega(problem.d), all_gradients(problem, problem.x_star)
+    table = 2 * problem.N * (W * method.eta / S) ** 2 * square(errors)
     bound = (square(problem.x_star) + table) / (method.eta * ROUNDS)
     assert seen.mean() - problem.loss(problem.x_star) <= bound
 
@@ -286,6 +270,3 @@ def test_the_contraction_of_diana(up):
     nonconvex = fp.DIANA.from_theory(problem, up=up)
     squares = observe(problem, nonconvex, lambda run: square(problem.grad(run.x)))
     assert squares.mean() <= 2 * gap(problem) / (nonconvex.eta * ROUNDS)
-
-
-# Refusals
