@@ -243,6 +243,10 @@ def test_client_states_are_zero_until_written_and_take_memory_for_those_that_wer
     table.put(np.arange(0, 100_000, 1_000), kind(np.ones((100, 1_000))))
     assert resident() - before < 20e6
     assert table.get(np.array([0, 1, 99_000])).c.sum(axis=1).tolist() == [1_000, 0, 1_000]
+    table.put(np.arange(0, 100_000, 400), kind(np.full((250, 1_000), 2.0)))  # 50 of them again
+    found = table.get(np.array([99_600, 1, 99_000, 0])).c
+    assert found.mean(axis=1).tolist() == [2, 0, 1, 2]
+    assert len(table.find_written()) == 300
     assert ClientStates(None, 10, 3, np.dtype(np.float64)).get(np.array([1])) is None
 
 

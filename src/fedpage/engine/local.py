@@ -40,15 +40,17 @@ from fedpage.methods.schedules import at_round, schedules_of
 
 _NO_CLIENTS: Ints = np.empty(0, dtype=np.int64)
 _NO_SECONDS: Vector = np.empty(0)
+_SMALL_TABLE = 1 << 26
+"""Tables of fewer bytes have a row for each client."""
 
 
 class ClientStates(Generic[ClientStateT]):
-    """Keep the states of the clients that have one, zero until it is first written.
+    """Keep every client's state: a table for each field, zero until it is first written.
 
-    They are in a table for each field, a row for each client in the order of their first calls. So
-    a million clients of whom a thousand were called cost a thousand rows, which lie side by side.
-    `type_` is the method's `client_state`, which may be None, and `device` keeps the tables, if not
-    the host.
+    Small tables and those on a `device` have a row for each client. Large ones have a row for each
+    client that was called, in the order of their first calls. So a million clients of whom a
+    thousand were called cost a thousand rows, which lie side by side. `type_` is the method's
+    `client_state`, which may be None.
     """
 
     def __init__(
@@ -60,57 +62,57 @@ class ClientStates(Generic[ClientStateT]):
         device: DeviceArrays | None = None,
     ) -> None:
         self._type: Callable[..., ClientStateT] | None = type_
-        self._d, self._dtype, self._device = d, dtype, device
         names = () if type_ is None else field_names(type_)
-        self._tables = [self._make_table(1) for _ in names]
-        self._places: Ints = np.full(N if names else 0, -1, dtype=np.int64)
-        """(N,) the row of each client in the tables, or -1."""
-        self._count = 0
-
-    def _make_table(self, rows: int) -> Any:
-        if self._device is not None:
-            return self._device.zeros(rows, self._d)
-        return np.zeros((rows, self._d), self._dtype)
+        self._shape, self._dtype = (N, d), dtype
+        self._has_all_rows = device is not None or N * d * dtype.itemsize < _SMALL_TABLE
+        rows = N if self._has_all_rows else 1
+        make = device.zeros if device is not None else lambda n, d: np.zeros((n, d), dtype)
+        self._tables: list[Any] = [make(rows, d) for _ in names]
+        self._written = np.zeros(N if names else 0, dtype=bool)
+        self._places: Ints = np.full(0 if self._has_all_rows else N, -1, dtype=np.int64)
+        """(N,) the row of each client, or -1, where not every client has one."""
+        self._used = 0
 
     def get(self, clients: Ints) -> ClientStateT:
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
             return None  # type: ignore[return-value]  # ClientStateT is None then
+        if self._has_all_rows:
+            return self._type(*[table[clients] for table in self._tables])
         places = self._places[clients]
-        on_host = self._device is None  # where `take` is faster
-        parts = [table.take(places, axis=0) if on_host else table[places] for table in self._tables]
-        if self._count < len(self._places):
-            for part in parts:
-                part[np.flatnonzero(places < 0)] = 0.0
+        parts = [table[places] for table in self._tables]
+        for part in parts:
+            part[places < 0] = 0.0
         return self._type(*parts)
 
     def put(self, clients: Ints, client_states: ClientStateT) -> None:
         """Store the new states of some clients, (n, d) each."""
         if client_states is None:
             return
-        if self._count < len(self._places):
-            self._add_rows(clients[self._places[clients] < 0])
-        places = self._places[clients]
+        if not self._has_all_rows:
+            self._add_rows(clients[~self._written[clients]])
+        places = clients if self._has_all_rows else self._places[clients]
         for table, rows in zip(self._tables, client_states, strict=True):
             table[places] = rows
+        self._written[clients] = True
 
     def _add_rows(self, new: Ints) -> None:
-        """Give rows to clients that have none, and make twice as many if they do not suffice."""
-        old, self._count = self._count, self._count + len(new)
-        if self._count > len(self._tables[0]):
-            size = min(2 * self._count, len(self._places))
+        """Give rows to clients that have none; twice as many are made where they do not suffice."""
+        old, self._used = self._used, self._used + len(new)
+        if self._used > len(self._tables[0]):
+            N, d = self._shape
             for i, table in enumerate(self._tables):
-                self._tables[i] = self._make_table(size)
+                self._tables[i] = np.zeros((min(2 * self._used, N), d), self._dtype)
                 self._tables[i][:old] = table[:old]
-        self._places[new] = np.arange(old, self._count)
+        self._places[new] = np.arange(old, self._used)
 
     def get_all(self) -> ClientStateT:
         """Return copies of all N clients' states, (N, d) each; None if the method keeps none."""
-        return self.get(np.arange(len(self._places)))
+        return self.get(np.arange(self._shape[0]))
 
     def find_written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""
-        return np.flatnonzero(self._places >= 0)
+        return np.flatnonzero(self._written)
 
 
 class LateReply(NamedTuple):

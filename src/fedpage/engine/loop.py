@@ -49,8 +49,9 @@ class Run:
         check_whole("rounds", rounds, 0)
         if stop is not None and not callable(stop) and not isinstance(stop, Stop):
             raise InputError(f"stop must be a function or a Stop, not {short_repr(stop)}")
-        self.engine, self.history = engine, history
-        self.rounds, self.stop = int(rounds), stop
+        self.engine, self.history, self.rounds = engine, history, int(rounds)
+        self._stop = stop if isinstance(stop, Stop) else Stop()
+        self._stop_function = None if isinstance(stop, Stop) else stop
         self.record_every = check_record_every(record_every)
         self.seconds = 0.0
         """The time spent in rounds."""
@@ -142,7 +143,8 @@ class Run:
         info = engine.step()
         seconds = time.perf_counter() - began + engine.seconds_ahead
         self.seconds += seconds
-        self._add_events(info.events)
+        if info.events:
+            self._add_events(info.events)
         done, is_last = costs.round, costs.round == self.rounds
         stopped = self._check_model() or self._check_budget()
         if is_recorded(done, self.record_every) or is_last or stopped is not None:
@@ -171,22 +173,21 @@ class Run:
     def _check_budget(self) -> Stopped | None:
         """Return the end of the run if a budget is used up and no target is holding."""
         assert self._watch is not None
-        if not isinstance(self.stop, Stop) or self._watch.is_holding:
+        if not self._stop.budgets or self._watch.is_holding:
             return None
-        return self.stop.check_budgets({**vars(self.engine.costs), "seconds": self.seconds})
+        return self._stop.check_budgets({**vars(self.engine.costs), "seconds": self.seconds})
 
     def _check_record(self, record: Mapping[str, float], is_last: bool = False) -> Stopped | None:
         """Return why the run ends at this record, if it does."""
         assert self._watch is not None
         stopped = self._watch.check(record, is_last)
-        if stopped is None and self.stop is not None and not isinstance(self.stop, Stop):
-            text = self.stop(record)
+        if stopped is None and self._stop_function is not None:
+            text = self._stop_function(record)
             return Stopped(StopReason.CALLBACK, str(text)) if text else None
         return stopped
 
     def _make_watch(self, first_loss: float) -> Watch:
-        targets = self.stop if isinstance(self.stop, Stop) else None
-        return Watch(first_loss, self.engine.step_text, targets, self.history.directions)
+        return Watch(first_loss, self.engine.step_text, self._stop, self.history.directions)
 
     def _has_record(self) -> bool:
         """Return whether the current model has been recorded."""

@@ -163,7 +163,7 @@ class Watch:
     def check_divergence(self, row: Mapping[str, float], last: bool = False) -> Stopped | None:
         """Return the end of the run if it has diverged at this record, else None."""
         done = row["round"]
-        if not all(math.isfinite(row[name]) for name in EVALUATED if name in row):
+        if not all(math.isfinite(row.get(name, 0.0)) for name in EVALUATED):
             text = f"loss or gradient not finite at round {done:.0f}, with {self.step}"
             return Stopped(StopReason.DIVERGED, text)
         if "loss" not in row:
