@@ -114,8 +114,7 @@ def is_convex(problem: object) -> bool:
 
 def own_start(problem: object) -> Vector | None:
     """Return a problem's own start (d,), such as a network's initial parameters, or None."""
-    start: Vector | None = getattr(problem, "x0", None)
-    return start
+    return getattr(problem, "x0", None)
 
 
 def measures_step(method: object) -> bool:
@@ -144,8 +143,7 @@ class DeviceArrays(Protocol):
 
 def device_arrays_of(problem: object) -> DeviceArrays | None:
     """Return how a problem keeps vectors on a device, or None if they are numpy arrays."""
-    arrays: DeviceArrays | None = getattr(problem, "device_arrays", None)
-    return arrays
+    return getattr(problem, "device_arrays", None)
 
 
 def to_host(arrays: DeviceArrays, value: Any) -> Any:

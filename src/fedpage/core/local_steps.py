@@ -23,10 +23,10 @@ from fedpage.core.optimizers import SGD, Moments, Optimizer
 from fedpage.core.types import Batch, Ints, Oracle, Vector
 
 P = ParamSpec("P")
-Steps: TypeAlias = Callable[Concatenate[Oracle, P], Vector]
+StepFunction: TypeAlias = Callable[Concatenate[Oracle, P], Vector]
 
 
-def _fused(steps: Steps[P]) -> Steps[P]:
+def _fused(steps: StepFunction[P]) -> StepFunction[P]:
     """Let an oracle that has a kernel of the same name take the steps."""
 
     @wraps(steps)

@@ -441,12 +441,12 @@ def _classes(outputs: Array, targets: Array) -> tuple[Ints, Ints, bool]:
     return (margins > 0).astype(np.int64), (labels > 0).astype(np.int64), False
 
 
-Rows: TypeAlias = Callable[[Array, Array], NDArray[Any]]
-_ROWS: dict[MetricFunction, Rows] = {}
+RowFunction: TypeAlias = Callable[[Array, Array], NDArray[Any]]
+_ROWS: dict[MetricFunction, RowFunction] = {}
 """The values (rows,) of each metric that is a mean over the rows, or the root of one."""
 
 
-def _mean_of_rows(function: Rows) -> MetricFunction:
+def _mean_of_rows(function: RowFunction) -> MetricFunction:
     """Make a metric of a function that returns a value for each row."""
 
     @wraps(function)

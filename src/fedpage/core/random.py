@@ -343,8 +343,7 @@ class RoundDraws:
             return RoundDraws(self._seed, self.round - ago).clients(N, S)
         if N > 2**32 - 1:
             raise InputError(f"clients are numbered in 32 bits: {N:,} are too many")
-        chosen: Ints = _choose(self._keys, N, S)
-        return chosen
+        return _choose(self._keys, N, S)
 
     def weighted_clients(self, weights: Vector, S: int) -> Ints:
         """Sample S clients, client i with probability p_i = S w_i/sum(w), ascending.
@@ -372,8 +371,7 @@ class RoundDraws:
         order = shuffle(key, len(p)).astype(np.int64)
         u = float(_uniforms(np.uint64(_fold(key, _ONE)), 1)[0])
         ends = np.minimum(np.cumsum(p[order]), S)  # the last is S but for rounding
-        chosen: Ints = np.sort(order[np.searchsorted(ends[:-1], np.arange(S) + u, side="right")])
-        return chosen
+        return np.sort(order[np.searchsorted(ends[:-1], np.arange(S) + u, side="right")])
 
     def independent_clients(self, p: Vector) -> Ints:
         """Sample each client by itself with probability p_i, ascending, perhaps none.
@@ -386,8 +384,7 @@ class RoundDraws:
         """
         clients = np.arange(len(p), dtype=np.int64)
         keys = _client_keys(_key(self._seed, INDEPENDENT, self.round), clients)
-        chosen: Ints = clients[coins(keys) < p]
-        return chosen
+        return clients[coins(keys) < p]
 
     def normal(self, d: int, number: int = 0) -> Vector:
         """Draw a standard normal vector (d,), by the inverse of its distribution.
@@ -413,8 +410,7 @@ class RoundDraws:
 
     def rows(self, clients: Ints, sizes: Ints, b: int, first: int, count: int) -> Rows:
         """Draw minibatches first..first+count-1 of each client: (n, count, min(b, max M_i))."""
-        drawn: Rows = _minibatches(self._keys, clients, sizes, b, first, count)
-        return drawn
+        return _minibatches(self._keys, clients, sizes, b, first, count)
 
     def row_orders(self, clients: Ints, sizes: Ints, numbers: Ints) -> Rows:
         """Order each client's rows for a pass over them: (n, max M_i), the first M_i count.
@@ -423,13 +419,11 @@ class RoundDraws:
         >>> sorted(orders[0].tolist())
         [0, 1, 2, 3]
         """
-        orders: Rows = _row_orders(_key(self._seed, EPOCH, self.round), clients, sizes, numbers)
-        return orders
+        return _row_orders(_key(self._seed, EPOCH, self.round), clients, sizes, numbers)
 
     def client_keys(self, clients: Ints, field: int) -> Keys64:
         """Return a key for each client's own random numbers for a field of its reply, (n,)."""
-        keys: Keys64 = _client_keys(_key(self._seed, CODEC, self.round, field), clients)
-        return keys
+        return _client_keys(_key(self._seed, CODEC, self.round, field), clients)
 
     def shared_key(self, field: int) -> np.uint64:
         """Return a key that all clients of the round share, for a field of their replies."""
@@ -463,8 +457,7 @@ def uniforms(seed: int, *words: int, size: int) -> Vector:
     >>> uniforms(0, 1, size=2).tolist() == uniforms(0, 1, size=5)[:2].tolist()
     True
     """
-    drawn: Vector = _uniforms(_key(seed, DATA, *words), size)
-    return drawn
+    return _uniforms(_key(seed, DATA, *words), size)
 
 
 def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
@@ -476,8 +469,7 @@ def uniform_per_client(seed: int, *words: int, clients: Ints) -> Vector:
     >>> bool(both[1] == uniform_per_client(0, 7, clients=np.array([9]))[0])
     True
     """
-    drawn: Vector = coins(_client_keys(_key(seed, FAULTS, *words), clients))
-    return drawn
+    return coins(_client_keys(_key(seed, FAULTS, *words), clients))
 
 
 def normal_per_client(seed: int, *words: int, clients: Ints) -> Vector:

@@ -107,8 +107,7 @@ def dot(a: Vector, b: Vector) -> float:
     """
     if not isinstance(a, np.ndarray):  # a device adds in another order
         return float((a.double() * b.double()).sum())
-    product: float = _dot(a, b)
-    return product
+    return _dot(a, b)
 
 
 def norm(a: Vector) -> float:

@@ -15,9 +15,9 @@ from fedpage.core.errors import InputError, short_repr
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Check: TypeAlias = Callable[[str, str, Any], None]
+FieldCheck: TypeAlias = Callable[[str, str, Any], None]
 """Raise an InputError if a value is wrong, given the method's name, the field and the value."""
-Checks: TypeAlias = Mapping[str, Check]
+Checks: TypeAlias = Mapping[str, FieldCheck]
 """The check of each field that has one."""
 
 _LARGEST = 2**31 - 1
@@ -60,7 +60,7 @@ def whole(method: str, name: str, value: object, least: int = 1) -> None:
     _require(is_right, method, name, f"a whole number from {least} to {_LARGEST:,}", value)
 
 
-def _number(rule: str, is_right: Callable[[float], bool]) -> Check:
+def _number(rule: str, is_right: Callable[[float], bool]) -> FieldCheck:
     """Return the check of a number that keeps a rule; NaN and infinity are refused by all."""
 
     def check(method: str, name: str, value: object) -> None:

@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError
+from fedpage.core.types import AnyArray
 from fedpage.data.dataset import Dataset, class_targets
 
 if TYPE_CHECKING:
     import polars as pl
 
-Array: TypeAlias = NDArray[Any]
-Kind: TypeAlias = Literal["number", "text", "class", "vector", "image", "other"]
-ClientRows: TypeAlias = tuple[Array | tuple[Array, ...], Array]
+ColumnKind: TypeAlias = Literal["number", "text", "class", "vector", "image", "other"]
+ClientRows: TypeAlias = tuple[AnyArray | tuple[AnyArray, ...], AnyArray]
 """The inputs of a client's rows, several if the model takes several, and their targets."""
 _SCALARS = ("number", "text", "class")
 
@@ -31,11 +30,11 @@ class _Rows(NamedTuple):
 
     data: Any
     """The rows, a `datasets.Dataset`."""
-    kinds: dict[str, Kind]
+    kinds: dict[str, ColumnKind]
     label: str
     owner: str
     """The name of the client ids."""
-    ids: Array | None
+    ids: AnyArray | None
     note: str
 
     def encode_scalars(self, **options: Any) -> Dataset:
@@ -49,7 +48,7 @@ class _Rows(NamedTuple):
             options["client"] = self.owner
         return Dataset.from_frame(frame, label=self.label, **options)
 
-    def read_array(self, column: str) -> Array:
+    def read_array(self, column: str) -> AnyArray:
         """Read a column of numbers, vectors or images as an array with a row per example."""
         kind, is_whole = _kind(self.data, column)
         options = {} if kind == "image" else {"dtype": np.int64 if is_whole else np.float64}
@@ -163,7 +162,9 @@ def client_datasets(
     return _divide(tuple(inputs), targets, rows.ids)
 
 
-def _divide(inputs: tuple[Array, ...], targets: Array, ids: Array | None) -> list[ClientRows]:
+def _divide(
+    inputs: tuple[AnyArray, ...], targets: AnyArray, ids: AnyArray | None
+) -> list[ClientRows]:
     """Divide rows by client id, in the order of the sorted ids."""
     if ids is None:
         raise InputError("client_datasets: nothing says whose rows these are; give client=")
@@ -241,7 +242,7 @@ def _open(
                 f"column {name!r} is of type {data.features[name]}, which cannot be a feature"
                 f"{beside}; leave it out with drop=({name!r},)"
             )
-    owners: Array | None = None if ids is None else np.repeat(np.array(ids), sizes)
+    owners: AnyArray | None = None if ids is None else np.repeat(np.array(ids), sizes)
     if column is not None and ids is None:
         owners = np.asarray(_read_frame(data, [column])[column].to_list())
     owner = column or "partition" + "_" * ("partition" in kinds)
@@ -281,11 +282,11 @@ def _load_partitions(partitioner: Any) -> tuple[list[Any], list[Any], str | None
 # Columns as tables and arrays
 
 
-def _kind(data: Any, column: str) -> tuple[Kind, bool]:
+def _kind(data: Any, column: str) -> tuple[ColumnKind, bool]:
     """Return the kind of a column, and whether its entries are whole numbers."""
     from pyarrow import types
 
-    special: dict[str, Kind] = {"ClassLabel": "class", "Image": "image"}
+    special: dict[str, ColumnKind] = {"ClassLabel": "class", "Image": "image"}
     kind = special.get(type(data.features[column]).__name__, "other")
     entry, is_list = data.features.arrow_schema.field(column).type, False
     while hasattr(entry, "storage_type") or hasattr(entry, "value_field"):  # Array2D, or a list
@@ -310,7 +311,7 @@ def _read_frame(data: Any, columns: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def _read_labels(data: Any, label: str) -> Array:
+def _read_labels(data: Any, label: str) -> AnyArray:
     """Return the labels (n,); labels of a `ClassLabel` are numbers."""
     column = _read_frame(data, [label])[label]
     if column.null_count():
@@ -322,7 +323,7 @@ def _read_labels(data: Any, label: str) -> Array:
     return values.astype(str) if values.dtype == object else values
 
 
-def scale_images(images: Array) -> Array:
+def scale_images(images: AnyArray) -> AnyArray:
     """Turn images (n, height, width[, channels]) into numbers (n, channels, height, width)."""
     if images.ndim == 3:
         images = images[..., None]

@@ -126,7 +126,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         factor = policy.outlier_factor if policy.validate else 0.0
         if scale is not None and factor and aggregation.compares_replies:
             self.outliers = OutlierCheck(codec, N, factor, scale)
-        self._outcome: _Outcome  # of a round in which a client has failed
+        self._outcome: _RoundOutcome  # of a round in which a client has failed
 
     def collect(self, call: Call[MessageT], draws: Draws) -> Collected[MessageT, ReplyT]:
         """Return the mean of the replies to a call or its fallback.
@@ -188,7 +188,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         self, call: Call[MessageT], draws: Draws, chunks: _Chunks[ReplyT, ClientStateT] | None
     ) -> Collected[MessageT, ReplyT]:
         """Collect the replies of some clients; `chunks` are those of the first attempt, if sent."""
-        self._outcome = outcome = _Outcome(draws)
+        self._outcome = outcome = _RoundOutcome(draws)
         policy, lost = self.policy, self.find_lost(call)
         replies, missing = (None, lost) if lost else self._ask(call, 0, chunks)
         if replies is None and call.fallback is not None and policy.fall_back:
@@ -315,7 +315,7 @@ def _call_missing(
 
 
 @dataclass
-class _Outcome:
+class _RoundOutcome:
     """The clients that answered and did not answer in one round, and its events."""
 
     draws: Draws

@@ -28,7 +28,7 @@ _ROW, *_PURPOSES, _CALL_NOISE = 11, 12, 13, 14, 15, 16
 """Purposes of the draws, apart from those of faults and from each other."""
 _DEVIATION = partial(validate.within, low=0.0, high=10.0)
 """Times are proportional to the exponential of a standard deviation, so it is bounded."""
-_CHECKS: dict[str, validate.Check] = {
+_CHECKS: dict[str, validate.FieldCheck] = {
     "latency": validate.at_least_zero,
     "downlink": validate.positive,
     "uplink": validate.positive,

@@ -220,5 +220,4 @@ def corrupt(reply: ReplyT, outcome: int) -> ReplyT:
         return type(reply)(*(part[:1] for part in reply))
     first, *others = (part.copy() for part in reply)
     first[len(first) // 2] = math.nan if outcome == NOT_A_NUMBER else math.inf
-    made: ReplyT = type(reply)(first, *others)
-    return made
+    return type(reply)(first, *others)

@@ -154,8 +154,7 @@ def encode(values: Vector, bound: float, exponent: int) -> Whole:
 
 def decode(total: Whole, count: int, exponent: int, dtype: DType) -> Vector:
     """Return the mean of `count` numbers in fixed point from their sum."""
-    mean: Vector = np.ldexp(total.astype(np.float64) / count, -exponent).astype(dtype)
-    return mean
+    return np.ldexp(total.astype(np.float64) / count, -exponent).astype(dtype)
 
 
 def stack_values(losses: Vector, metrics: Vector, factors: Vector) -> Vector:

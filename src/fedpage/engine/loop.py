@@ -18,7 +18,7 @@ from fedpage.engine.round import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import RoundFailed
 from fedpage.runs.checkpoint import Snapshot, make_read_only
-from fedpage.runs.fingerprint import Code
+from fedpage.runs.fingerprint import CodeOwner
 from fedpage.runs.history import History, is_complete
 from fedpage.runs.spec import StopRule
 
@@ -59,7 +59,7 @@ class Run:
         self._callbacks: tuple[Callback, ...] = ()
 
     @property
-    def code(self) -> Mapping[str, Code]:
+    def code(self) -> Mapping[str, CodeOwner]:
         """The classes that compute the rounds, by name."""
         return self.engine.code
 

@@ -23,6 +23,7 @@ from fedpage.core import validate
 from fedpage.core.columns import EPSILON
 from fedpage.core.display import repr_settings
 from fedpage.core.errors import InputError
+from fedpage.core.files import put
 from fedpage.core.types import AnyMethod, Ints, Vector
 from fedpage.engine.aggregation import Accumulator, Aggregation, ClippedSum
 from fedpage.runs.checkpoint import Snapshot
@@ -289,14 +290,7 @@ def read_noise_key(path: Path) -> bytes:
         InputError: The file does not hold a key.
     """
     if not path.exists():
-        scratch = path.with_name(f".{path.name}.tmp")
-        scratch.unlink(missing_ok=True)
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(os.urandom(_KEY_BYTES))
-            stream.flush()
-            os.fsync(stream.fileno())
-        scratch.replace(path)
+        put(path, os.urandom(_KEY_BYTES), private=True)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise InputError(f"{path}: not the key of a private mean; begin a new run")

@@ -21,7 +21,7 @@ from fedpage.engine.policy import Policy
 from fedpage.engine.transport import Transport
 from fedpage.methods.schedules import at_round, effective_step, schedules_of
 from fedpage.runs.checkpoint import Snapshot, state_from_tree, state_to_tree
-from fedpage.runs.fingerprint import Code, method_code
+from fedpage.runs.fingerprint import CodeOwner, method_code
 
 
 class RoundInfo(NamedTuple):
@@ -149,7 +149,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
         return f"effective step {most}{effective_step(self.method):g}"
 
     @property
-    def code(self) -> dict[str, Code]:
+    def code(self) -> dict[str, CodeOwner]:
         """The classes and schedules that decide what a round computes, by role."""
         return method_code(self.method)
 
@@ -173,8 +173,7 @@ class Engine(ABC, Generic[StateT, MessageT, ReplyT, ClientStateT]):
 
     def _host_state(self) -> StateT:
         """Return the state with numpy's arrays."""
-        state: StateT = self.state if self._device is None else to_host(self._device, self.state)
-        return state
+        return self.state if self._device is None else to_host(self._device, self.state)
 
     def snapshot(self) -> Snapshot:
         """Return everything that the next rounds depend on."""

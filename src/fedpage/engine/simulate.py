@@ -33,7 +33,7 @@ from fedpage.engine.round import Engine, mean_evaluations
 from fedpage.engine.stopping import Stop
 from fedpage.problems.scores import ClientScoring
 from fedpage.runs.checkpoint import Snapshot
-from fedpage.runs.fingerprint import Code
+from fedpage.runs.fingerprint import CodeOwner
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec, StopRule, as_options, start_of
 from fedpage.runs.store import RunStore
@@ -42,6 +42,7 @@ _CHUNK = 512
 """The most clients computed at once, per thread."""
 _CHUNK_BYTES = 1 << 22
 """The most memory that one vector of each of them may take. No chunk size changes a bit."""
+_PROBLEM_PARTS = ("oracle", "evaluate", "describe")
 
 
 class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
@@ -66,7 +67,11 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         options: RunOptions | None = None,
     ) -> None:
         options = as_options(options)
-        check_problem(problem)
+        if isinstance(problem, type) or not all(hasattr(problem, name) for name in _PROBLEM_PARTS):
+            raise InputError(
+                "problem must be a problem such as RobustRegression(data, clients=10), "
+                f"not {short_repr(problem)}"
+            )
         check_is_method(method)
         _check_options(options)
         self.problem, self.options = problem, options
@@ -102,7 +107,7 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
         return f"Simulation({self.method!r} on {self.problem!r}, seed={self.seed}, {done})"
 
     @property
-    def code(self) -> dict[str, Code]:
+    def code(self) -> dict[str, CodeOwner]:
         """The classes and schedules that decide what a round computes, by role."""
         further = self.problem.code if isinstance(self.problem, HasCode) else {}
         return {**super().code, "problem": type(self.problem), **further}
@@ -159,16 +164,6 @@ class Simulation(Engine[StateT, MessageT, ReplyT, ClientStateT]):
             LateReply(client, round, tuple(parts), MessageSize(*size))
             for client, round, parts, size in late
         ]
-
-
-def check_problem(problem: object) -> None:
-    """Raise an InputError if it is not a problem: a class, or without a part of the protocol."""
-    parts = ("oracle", "evaluate", "describe")
-    if isinstance(problem, type) or not all(hasattr(problem, name) for name in parts):
-        raise InputError(
-            "problem must be a problem such as RobustRegression(data, clients=10), "
-            f"not {short_repr(problem)}"
-        )
 
 
 def check_is_method(method: object) -> None:

@@ -14,7 +14,7 @@ from fedpage.codecs.message_codec import Kind
 from fedpage.core import validate
 from fedpage.core.errors import InputError
 from fedpage.core.types import Call, Draws, Fields, MessageTypes, Problem
-from fedpage.core.validate import Check, Checks
+from fedpage.core.validate import Checks, FieldCheck
 from fedpage.methods import schedules
 
 Theorem = Callable[..., Any]
@@ -24,7 +24,7 @@ THEOREMS: dict[type, Theorem] = {}
 """For each class the function that makes the method with its theorem's step sizes."""
 
 
-def constant(why: str) -> Check:
+def constant(why: str) -> FieldCheck:
     """Return the check of a step size that cannot be a schedule, for a reason."""
 
     def check(method: str, name: str, value: object) -> None:
@@ -51,7 +51,7 @@ def geometric_steps(method: str, p: float, K: float) -> int:
     return int(K)
 
 
-def one_of(words: Sequence[str]) -> Check:
+def one_of(words: Sequence[str]) -> FieldCheck:
     """Return the check of a word that must be one of several."""
     return partial(validate.choice, words=words)
 

@@ -31,7 +31,7 @@ _OWNERS = {
     "stop.function": "the function `stop`",
 }
 """The owner of the code that a value of a fingerprint is the digest of."""
-Code: TypeAlias = type | Schedule
+CodeOwner: TypeAlias = type | Schedule
 """A class that computes something, or a schedule, which may hold a function."""
 
 
@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 # --- fingerprints ---------------------------------------------------------------------------------
 
 
-def fingerprint(meta: Mapping[str, object], code: Mapping[str, Code]) -> dict[str, object]:
+def fingerprint(meta: Mapping[str, object], code: Mapping[str, CodeOwner]) -> dict[str, object]:
     """Return the values that identify a run.
 
     Args:
@@ -135,7 +135,7 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
     )
 
 
-def method_code(method: AnyMethod) -> dict[str, Code]:
+def method_code(method: AnyMethod) -> dict[str, CodeOwner]:
     """Return the classes of a method, its codecs and its optimiser, and its schedules."""
     codecs = {way: getattr(method, way, IDENTITY) for way in ("up", "down")}
     used = {way: type(codec) for way, codec in codecs.items() if codec != IDENTITY}
@@ -150,7 +150,7 @@ def method_digest(method: AnyMethod) -> str:
     return digest({role: code_digest(cls) for role, cls in method_code(method).items()})
 
 
-def code_digest(cls: Code) -> str:
+def code_digest(cls: CodeOwner) -> str:
     """Return the SHA-256 of the source files that a class or a schedule computes with.
 
     Random numbers and sums belong to every class, and all codecs to each of them, because a codec

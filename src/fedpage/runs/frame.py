@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import polars
     from pandas import DataFrame
 
-Source: TypeAlias = str | os.PathLike[str] | History
+RunsSource: TypeAlias = str | os.PathLike[str] | History
 """A directory with runs at any depth, a file of a history, or a history."""
 _SHOWN = 50
 """The most runs that the HTML lists."""
@@ -54,7 +54,7 @@ class Runs(Sequence[History]):
     [0, 1]
     """
 
-    def __init__(self, source: Source | Iterable[Source]) -> None:
+    def __init__(self, source: RunsSource | Iterable[RunsSource]) -> None:
         self.names: list[str] = []
         self.problems: dict[str, str] = {}
         self._histories: list[History] = []

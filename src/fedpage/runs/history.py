@@ -38,7 +38,7 @@ from fedpage.core.types import StopReason
 from fedpage.runs.history_file import (
     EventRow,
     Meta,
-    Model,
+    ModelVector,
     add_record,
     encode_line,
     end_line,
@@ -83,7 +83,7 @@ class History:
         self.rows: list[dict[str, float]] = []
         self.stop_reason: StopReason | None = None
         self.stop_detail: str = ""
-        self.x: Model | None = None
+        self.x: ModelVector | None = None
         self.first_loss: float | None = None
         self.events: list[EventRow] = []
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Meta: TypeAlias = dict[str, Any]
 """Provenance: plain values in nested tables, whose shape depends on the method and the problem."""
-Model: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+ModelVector: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 
 _FORMAT = "fedpage-history-4"
 _MACHINE_KEYS = ("versions", "reference")
@@ -185,7 +185,7 @@ def add_record(history: History, row: Mapping[str, object]) -> None:
     history.append(record)
 
 
-def read_model(path: Path, digest: str) -> Model:
+def read_model(path: Path, digest: str) -> ModelVector:
     """Read the model (d,) beside a history; its bytes must be those that were written."""
     file = model_path(path)
     try:
