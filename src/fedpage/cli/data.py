@@ -34,7 +34,7 @@ def data_list() -> Document:
         else:
             path = registry.find(item)
             labels = ", ".join(map(str, item.labels))
-            content = "pinned" if item.is_pinned else "unpinned"
+            content = "pinned" if item.digest else "unpinned"
             file = str(path) if path else "not here"
         rows.append((name, f"{item.rows:,}", f"{item.features:,}", labels, content, file))
         about = {"name": name, "rows": item.rows, "features": item.features, "labels": labels}
@@ -157,7 +157,7 @@ def verify(
     item, path = _find(name)
     data = registry.verify(item, path)
     what = "rows, labels and the range of indices agree; its digest is not pinned"
-    what = f"digest {data.digest}" if item.is_pinned else what
+    what = f"digest {data.digest}" if item.digest else what
     print(f"{path}: {data.rows:,} x {data.features:,}, {data.nonzeros:,} nonzeros, {what}")
 
 

@@ -56,8 +56,7 @@ def digits(classes: int = 2) -> Dataset:
     X, y = load_digits(return_X_y=True)
     pixels = csr_array(X / 16.0)
     if classes == 2:
-        parity = np.asarray(y) % 2
-        return Dataset.from_arrays(pixels, parity, name="digits", note="even/odd, divided by 16")
+        return Dataset.from_arrays(pixels, y % 2, name="digits", note="even/odd, divided by 16")
     data = Dataset.from_arrays(pixels, y, name="digits", note="divided by 16")
     return replace(data, classes=tuple(range(10)))
 

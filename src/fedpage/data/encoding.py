@@ -290,8 +290,7 @@ def encode(
         else _encode_categories(table, spec, unknown == "ignore", advice)
         for spec in columns
     ]
-    widths = [len(spec.features) for spec in columns]
-    firsts = np.cumsum([0, *widths])
+    firsts = np.cumsum([0, *(len(spec.features) for spec in columns)])
     if sparse is None:
         nonzeros = sum(
             len(part[:_BLOCK]) if part.dtype.kind == "i" else np.count_nonzero(part[:_BLOCK])

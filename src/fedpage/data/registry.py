@@ -41,7 +41,7 @@ class LibsvmFile:
         rows: the number of rows that it must have.
         features: the number of features, d.
         labels: the two labels, the larger of which becomes +1.
-        digest: SHA-256 of its content; None if no copy has been checked yet.
+        digest: SHA-256 of its content, which pins every bit; None if no copy has been checked yet.
         nonzeros: the number of stored entries.
     """
 
@@ -62,11 +62,6 @@ class LibsvmFile:
     def stems(self) -> tuple[str, ...]:
         """The names that its file may have, without .xz, .bz2 or .gz."""
         return tuple(dict.fromkeys((self.name, self.file, Path(self.file).stem)))
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether a digest of the content is known, so that every bit of a file is checked."""
-        return self.digest is not None
 
     @property
     def offline_hint(self) -> str:
@@ -373,8 +368,8 @@ def verify(item: LibsvmFile, path: Path) -> Dataset:
 
 
 def _check_content(item: LibsvmFile, path: Path, y: Vector, matrix: Sparse) -> Dataset:
-    note = "unpinned: only rows, labels and the range of indices were checked"
-    note = "" if item.is_pinned else note
+    checked = "only rows, labels and the range of indices were checked"
+    note = "" if item.digest else f"unpinned: {checked}"
     data = Dataset(item.name, matrix, *encode_labels(item.name, y), note=note)
     for what, expected, found in (
         ("number of rows", item.rows, data.rows),

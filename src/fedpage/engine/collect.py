@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from fedpage.engine.transport import (
 _MOST_NAMES = 20
 """The most clients that an event about rejected replies names."""
 _Chunks: TypeAlias = Iterator[Chunk[ReplyT, ClientStateT]]
+Collected: TypeAlias = tuple[Replies[ReplyT], Call[MessageT], tuple[Event, ...], Slowest | None]
+"""The mean of replies, the call that they answer, which may be a fallback, events, and the client
+whose reply took longest, if the transport measures time."""
 
 
 @dataclass
@@ -82,17 +85,6 @@ class TimedCosts(Costs):
     seconds_simulated: float = 0.0
 
 
-class Collected(NamedTuple, Generic[MessageT, ReplyT]):
-    """The mean of the replies to a call."""
-
-    replies: Replies[ReplyT]
-    call: Call[MessageT]
-    """The call they answer, which may be the fallback of the first one."""
-    events: tuple[Event, ...] = ()
-    slowest: Slowest | None = None
-    """The client whose reply took longest, if the transport measures time."""
-
-
 class Collector(Generic[MessageT, ReplyT, ClientStateT]):
     """Send calls to clients, and combine their replies.
 
@@ -128,7 +120,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             self.outliers = OutlierCheck(codec, N, factor, scale)
         self._outcome: _RoundOutcome  # of a round in which a client has failed
 
-    def collect(self, call: Call[MessageT], draws: Draws) -> Collected[MessageT, ReplyT]:
+    def collect(self, call: Call[MessageT], draws: Draws) -> Collected[ReplyT, MessageT]:
         """Return the mean of the replies to a call or its fallback.
 
         Raises:
@@ -137,7 +129,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         if not len(call.clients):  # independent sampling may choose no client
             layout = self.transport.codec.replies[type(call.message)]
             nothing = layout.build(map(np.zeros, layout.sizes, layout.dtypes))
-            return Collected(Replies(nothing, call.clients, call.message), call)
+            return Replies(nothing, call.clients, call.message), call, (), None
         if self._needs_all:
             call = self.require_all(call)
         if self.health.misses:
@@ -156,7 +148,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
         if mean is None:
             rows: Any = chunk.replies
             mean = type(rows)(*self.aggregation.combine(rows, draws.round, self.noise_key, self.N))
-        return Collected(Replies(mean, chunk.clients, call.message), call, (), chunk.slowest)
+        return Replies(mean, chunk.clients, call.message), call, (), chunk.slowest
 
     def require_all(self, call: Call[MessageT]) -> Call[MessageT]:
         """Require all clients of a call where the mean over some of them would be wrong."""
@@ -186,7 +178,7 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
 
     def _collect_or_fall_back(
         self, call: Call[MessageT], draws: Draws, chunks: _Chunks[ReplyT, ClientStateT] | None
-    ) -> Collected[MessageT, ReplyT]:
+    ) -> Collected[ReplyT, MessageT]:
         """Collect the replies of some clients; `chunks` are those of the first attempt, if sent."""
         self._outcome = outcome = _RoundOutcome(draws)
         policy, lost = self.policy, self.find_lost(call)
@@ -206,9 +198,8 @@ class Collector(Generic[MessageT, ReplyT, ClientStateT]):
             if type(call.message) in self._needs_all:
                 text += f"; up={self.transport.codec.up} needs all called clients"
             raise RoundFailed(text, outcome.events)
-        return Collected(
-            replies._replace(message=call.message), call, outcome.events, outcome.slowest
-        )
+        replies = replies._replace(message=call.message)
+        return replies, call, outcome.events, outcome.slowest
 
     def _ask(
         self, call: Call[MessageT], first: int, chunks: _Chunks[ReplyT, ClientStateT] | None
