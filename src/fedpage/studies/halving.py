@@ -112,12 +112,9 @@ class Contender(Search):
 
     def result(self, **more: Any) -> Candidate:
         """Return the candidate with the settings that were found."""
-        note = ""
-        if not self.is_local_optimum:
-            note = f"its settings were searched in part, being {LIMIT:g} times behind"
-            if math.isfinite(self.cost):
-                note = "its settings may be improved: the search was cut"
-        return self.candidate.with_search(self, note=note, **more)
+        behind = f"searched in part, being {LIMIT:g} times behind"
+        note = "search cut" if math.isfinite(self.cost) else behind
+        return self.candidate.with_search(self, note="" if self.is_local_optimum else note, **more)
 
 
 def _first_design(axes: Mapping[str, Axis]) -> list[Point]:
