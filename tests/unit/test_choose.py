@@ -166,6 +166,9 @@ def test_time_cuts_the_search_and_says_so(choose, monkeypatch):
     assert 6 <= len(found.held_out_seeds) < 20
     assert f"the evaluation to {len(found.held_out_seeds)} held-out seeds" in found.cut
     assert "more time may change the result" in found.effort
+    found = choose("dane", "vrl-sgd", target=0.1, cost="rounds", budget=2)
+    assert "cut the screening" in found.cut
+    assert found.first.is_reached
 
 
 def test_the_screen_tries_a_cast_beside_a_codec_that_leaves_gradients(problem):

@@ -216,9 +216,6 @@ class Halving:
         try:
             while self._raise_limit() or self._record_more_often():
                 pass
-        except SearchEnded:
-            self._record_more_often()
-            raise
         finally:
             trials.limit = LIMIT * min((t.cost for t in self._screened()), default=math.inf)
         self.begin(_SCREENING.name, _SCREENING.until)
