@@ -223,15 +223,11 @@ class Halving:
 
     def _raise_limit(self) -> bool:
         """Run under the present limit, and raise it if no method reaches the target."""
-        trials = self._trials
-        began, done = time.monotonic(), trials.done
         self._try(slice(1))
         if not self._reached():
             self._try(slice(None))
-        if time.monotonic() - began >= _LONG_RUN * (trials.done - done):
-            trials.jobs = self._jobs  # starting processes takes seconds
         has_more = not self._reached() and any(trial.capped for trial in self._screened())
-        trials.limit *= _GROWTH if has_more else 1.0
+        self._trials.limit *= _GROWTH if has_more else 1.0
         return has_more
 
     def _record_more_often(self) -> bool:
@@ -252,8 +248,13 @@ class Halving:
 
     def _try(self, part: slice) -> None:
         """Run a part of every method's settings of the screening on the first seed."""
+        trials, began, done = self._trials, time.monotonic(), self._trials.done
         methods = [method for each in self.contenders for method in each.screening[part]]
-        self._trials.run([(method, 0, math.inf) for method in methods])
+        try:
+            trials.run([(method, 0, math.inf) for method in methods])
+        finally:
+            if time.monotonic() - began >= _LONG_RUN * max(1, trials.done - done):
+                trials.jobs = self._jobs  # starting processes takes seconds
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""
