@@ -214,21 +214,18 @@ class Halving:
         trials.limit = _FIRST_ROUNDS * min(float(trials.question.costs(run)[-1]) for run in probes)
         self.begin(_SCREENING.name, _REACHED_UNTIL)
         try:
-            while self._raise_limit() or self._record_more_often():
-                pass
+            while True:
+                self._try(slice(1))
+                if not self._reached():
+                    self._try(slice(None))
+                if not self._reached() and any(trial.capped for trial in self._screened()):
+                    trials.limit *= _GROWTH
+                elif not self._record_more_often():
+                    break
         finally:
             trials.limit = LIMIT * min((t.cost for t in self._screened()), default=math.inf)
         self.begin(_SCREENING.name, _SCREENING.until)
         self._try(slice(None))
-
-    def _raise_limit(self) -> bool:
-        """Run under the present limit, and raise it if no method reaches the target."""
-        self._try(slice(1))
-        if not self._reached():
-            self._try(slice(None))
-        has_more = not self._reached() and any(trial.capped for trial in self._screened())
-        self._trials.limit *= _GROWTH if has_more else 1.0
-        return has_more
 
     def _record_more_often(self) -> bool:
         """Record more often if the first to reach the target has few records."""
