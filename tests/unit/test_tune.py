@@ -18,7 +18,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
 from fedpage.methods import METHODS
 from fedpage.methods.fair import default_method
-from fedpage.report.search_plot import search_panels
+from fedpage.report.search_plot import format_setting, search_panels
 from fedpage.studies import trials as trial_files
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
 from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, run_trial
@@ -142,6 +142,12 @@ def test_given_values_continue_on_both_sides_unless_they_are_fixed(problem):
     assert (fixed.values, fixed.edges) == ((0.1, 0.4), (0, 1))
     words = given_axes(fp.FedExP(), problem, {"averaged": [True, False]})[0]["averaged"]
     assert not words.is_ordered
+
+
+def test_a_value_in_short():
+    values = {"b": None, "beta": None, "eta_g": 0.123456, "averaged": True}
+    words = [format_setting(name, value) for name, value in values.items()]
+    assert words == ["all", "by rule", "0.1235", "True"]
 
 
 # Known optima

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +19,13 @@ from fedpage.methods import MethodEntry
 from fedpage.methods.fair import default_method
 from fedpage.report.search_plot import search_panels
 from fedpage.runs import build
-from fedpage.runs.config import ProblemConfig, dataclass_fields, field_values, setting
+from fedpage.runs.config import ProblemConfig, field_values, setting
 from fedpage.studies import tuning
 from fedpage.studies.tuning_result import Tuning, write_page
 
 app = options.make_app()
+_STEPS = make_dataclass("Steps", [("step", float), ("rho", float)])
+"""Quantities that can be searched beside the hyper-parameters."""
 
 
 @dataclass(frozen=True)
@@ -135,23 +137,15 @@ def write_winner(
 def _parse_search(entry: MethodEntry, searches: Sequence[str]) -> dict[str, list[HyperParameter]]:
     """Parse the values that `--search name=value,value` gives; a name alone has an empty list."""
     grid: dict[str, list[HyperParameter]] = {}
+    where = f"--search {entry.label}"
     for text in searches:
         name, equals, words = (part.strip() for part in text.partition("="))
         if not name or (equals and not words):
             raise InputError(f"--search {text!r}: expected name or name=value,value,...")
         name = name.replace("-", "_")
-        source = _Further if name in dataclass_fields(_Further) else entry.cls
+        source = _STEPS if name in ("step", "rho") else entry.cls
         for word in words.split(",") if words else ():
-            where = f"--search {entry.label}"
             ((name, value),) = field_values(source, {name: word.strip()}, where, words=True).items()
             grid.setdefault(name, []).append(value)
         grid.setdefault(name, [])
     return grid
-
-
-@dataclass
-class _Further:
-    """Quantities that can be searched beside the hyper-parameters."""
-
-    step: float = 0.0
-    rho: float = 0.0

@@ -147,10 +147,9 @@ def list_candidates(
     candidates: list[Candidate] = []
     left_out: dict[str, str] = {}
     for name, entry, method in _find_methods(methods):
-        if stateless and entry.cls.client_state is not None:
-            left_out[name] = "its clients keep a state"
-            continue
         try:
+            if stateless and entry.cls.client_state is not None:
+                raise InputError("its clients keep a state")
             if method is None:
                 method = default_method(entry, {}, problem)
                 method = with_codecs(method) if codecs else method

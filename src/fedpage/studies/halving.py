@@ -112,12 +112,9 @@ class Contender(Search):
 
     def result(self, **more: Any) -> Candidate:
         """Return the candidate with the settings that were found."""
-        note = ""
-        if not self.is_local_optimum:
-            note = f"its settings were searched in part, being {LIMIT:g} times behind"
-            if math.isfinite(self.cost):
-                note = "its settings may be improved: the search was cut"
-        return self.candidate.with_search(self, note=note, **more)
+        behind = f"searched in part, being {LIMIT:g} times behind"
+        note = "search cut" if math.isfinite(self.cost) else behind
+        return self.candidate.with_search(self, note="" if self.is_local_optimum else note, **more)
 
 
 def _first_design(axes: Mapping[str, Axis]) -> list[Point]:
@@ -217,28 +214,18 @@ class Halving:
         trials.limit = _FIRST_ROUNDS * min(float(trials.question.costs(run)[-1]) for run in probes)
         self.begin(_SCREENING.name, _REACHED_UNTIL)
         try:
-            while self._raise_limit() or self._record_more_often():
-                pass
-        except SearchEnded:
-            self._record_more_often()
-            raise
+            while True:
+                self._try(slice(1))
+                if not self._reached():
+                    self._try(slice(None))
+                if not self._reached() and any(trial.capped for trial in self._screened()):
+                    trials.limit *= _GROWTH
+                elif not self._record_more_often():
+                    break
         finally:
             trials.limit = LIMIT * min((t.cost for t in self._screened()), default=math.inf)
         self.begin(_SCREENING.name, _SCREENING.until)
         self._try(slice(None))
-
-    def _raise_limit(self) -> bool:
-        """Run under the present limit, and raise it if no method reaches the target."""
-        trials = self._trials
-        began, done = time.monotonic(), trials.done
-        self._try(slice(1))
-        if not self._reached():
-            self._try(slice(None))
-        if time.monotonic() - began >= _LONG_RUN * (trials.done - done):
-            trials.jobs = self._jobs  # starting processes takes seconds
-        has_more = not self._reached() and any(trial.capped for trial in self._screened())
-        trials.limit *= _GROWTH if has_more else 1.0
-        return has_more
 
     def _record_more_often(self) -> bool:
         """Record more often if the first to reach the target has few records."""
@@ -258,8 +245,13 @@ class Halving:
 
     def _try(self, part: slice) -> None:
         """Run a part of every method's settings of the screening on the first seed."""
+        trials, began, done = self._trials, time.monotonic(), self._trials.done
         methods = [method for each in self.contenders for method in each.screening[part]]
-        self._trials.run([(method, 0, math.inf) for method in methods])
+        try:
+            trials.run([(method, 0, math.inf) for method in methods])
+        finally:
+            if time.monotonic() - began >= _LONG_RUN * max(1, trials.done - done):
+                trials.jobs = self._jobs  # starting processes takes seconds
 
     def _use_seeds(self, seeds: int) -> None:
         """Run every method's best settings on more seeds, with a limit that the best reaches."""

@@ -352,8 +352,9 @@ class Trials:
         if todo and (is_too_many or self._is_late()):
             raise SearchEnded
         # Runs end at the deadline by themselves, because joblib would stop its processes.
+        question, make_spec = self.question, self.question.make_spec
         arguments = [
-            (self._spec(method, seed), self.question, min(cap, self.limit), self.deadline)
+            (make_spec(self.problem, method, seed), question, min(cap, self.limit), self.deadline)
             for method, seed, cap in todo
         ]
         found = run_tasks(run_trial, arguments, self.jobs)
@@ -363,9 +364,6 @@ class Trials:
         if todo and self._is_late():
             raise SearchEnded
         return [trial for task in tasks if (trial := self.known(*task)) is not None]
-
-    def _spec(self, method: AnyMethod, seed: int) -> RunSpec:
-        return self.question.make_spec(self.problem, method, seed)
 
     def _is_late(self) -> bool:
         return time.monotonic() > self.deadline
@@ -414,7 +412,8 @@ class Trials:
     def history(self, method: AnyMethod, seed: int) -> History:
         """Return the run of a trial on a held-out seed. If it was stored, run it again."""
         if (method, seed) not in self._held_out:
-            found = run_trial(self._spec(method, seed), self.question, self.limit)
+            spec = self.question.make_spec(self.problem, method, seed)
+            found = run_trial(spec, self.question, self.limit)
             assert found is not None
             assert found[1] is not None
             self._held_out[method, seed] = found[1]

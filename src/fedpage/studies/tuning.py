@@ -136,10 +136,7 @@ def tune(
     ).checked(problem)  # fmt: skip
     check_whole("seeds", seeds, 1)
     check_whole("held_out_seeds", held_out_seeds, 1)
-    trials = Trials(
-        problem, question, store=store, jobs=jobs, progress=progress, max_runs=max_runs,
-        deadline=math.inf if budget is None else began + parse_budget(budget),
-    )  # fmt: skip
+    deadline = math.inf if budget is None else began + parse_budget(budget)
     given = _find_given(method, search, fixed)
     codecs = (counts_bytes(question.cost) if codecs is None else codecs) and search is None
     design = None
@@ -148,10 +145,10 @@ def tune(
         axes = search_space(method, problem, fixed=given, codecs=codecs)
     else:
         axes, design = given_axes(method, problem, search, is_fixed=fixed_grid)
+    question, measured = limit_runs(question, problem, method)
+    limit = measured if limit is None else limit
+    trials = Trials(problem, question, limit, store, jobs, progress, max_runs, deadline)
     found = Search(trials, method, axes, seeds=seeds, design=design)
-    limited, measured = limit_runs(question, problem, method)
-    trials.ask(limited)
-    trials.limit = measured if limit is None else limit
     cut = ""
     try:
         found.run()
