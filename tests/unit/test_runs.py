@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import polars
@@ -64,35 +63,22 @@ def test_the_table_has_a_row_a_record_and_a_column_a_setting(histories):
     assert set(columns["end"]) == {"finished"}
 
 
-@pytest.mark.parametrize("backend", ["pandas", "polars"])
-def test_the_frame_has_the_same_numbers(histories, backend):
-    pytest.importorskip(backend)
-    runs = fp.Runs(histories)
-    frame = runs.to_pandas() if backend == "pandas" else runs.to_polars()
-    assert type(frame).__module__.startswith(backend)
-    columns = runs.to_polars().to_dict(as_series=False)
-    assert list(frame.columns) == list(columns)
+def test_the_pandas_frame_has_the_same_numbers(histories):
+    pytest.importorskip("pandas")
+    frame, table = fp.Runs(histories).to_pandas(), fp.Runs(histories).to_polars()
+    assert list(frame.columns) == table.columns
     for name in ("loss", "method.S", "method.name", "bytes_up", "seed"):
-        assert list(frame[name]) == columns[name], name
-    assert len(frame) == 30
+        assert list(frame[name]) == table[name].to_list(), name
 
 
-def test_csv_has_every_digit(histories, tmp_path):
+def test_files_have_every_digit(histories, tmp_path):
     runs = fp.Runs(histories)
-    with open(runs.to_csv(tmp_path / "new" / "runs.csv"), encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    columns = runs.to_polars().to_dict(as_series=False)
-    assert list(rows[0]) == list(columns)
-    assert [float(row["loss"]) for row in rows] == columns["loss"]
-    assert [row["method.b3"] == "" for row in rows] == [
-        value is None for value in columns["method.b3"]
-    ]
-
-
-def test_parquet_has_the_same_table(histories, tmp_path):
-    runs = fp.Runs(histories)
-    frame = polars.read_parquet(runs.to_parquet(tmp_path / "runs.parquet"))
-    assert frame.equals(runs.to_polars())
+    table = runs.to_polars()
+    assert polars.read_parquet(runs.to_parquet(tmp_path / "runs.parquet")).equals(table)
+    rows = polars.read_csv(runs.to_csv(tmp_path / "new" / "runs.csv"))
+    assert rows.columns == table.columns
+    for name in ("loss", "method.b3", "method.name"):  # FedAvg has no b3: its cells are empty
+        assert rows[name].to_list() == table[name].to_list()
 
 
 def test_runs_are_filtered_by_their_settings(histories):

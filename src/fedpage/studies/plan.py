@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from fedpage.codecs import IDENTITY, Codec, as_codec
 from fedpage.core.columns import Cost, Target, TargetLike
@@ -89,32 +89,27 @@ class Plan(Planner):
         """Return a table with a line for each analysis, and the step sizes below it."""
         compared = self.compared
         name = compared.short_name if len(compared.terms) > 1 else compared.name.replace("_", " ")
-        headings = ["method", "analysis", "kind", "rounds", "clients", "gradients a client"]
-        has_cost = compared.name not in ("round", "clients", "gradients_per_client")
-        headings += [name] if has_cost else []
-        headings += ["time, estimated"] if self.costs.given else []
+        columns: dict[str, Callable[[Row], Cell]] = {
+            "rounds": lambda row: _cell(row.rounds, _format_count),
+            "clients": lambda row: _cell(row.clients, "{:.3g}".format),
+            "gradients a client": lambda row: _cell(row.gradients_per_client, "{:.3g}".format),
+        }
+        if compared.name not in ("round", "clients", "gradients_per_client"):
+            write = partial(format_cost, unit=compared.column.unit)
+            columns[name] = lambda row: _cell(row.cost(compared), write)
+        if self.costs.given:
+            columns["time, estimated"] = lambda row: _cell(row.seconds, format_duration)
         rows, steps = [], []
         for row in self.analyses:
-            numbers = [Cell("-")] * (len(headings) - 3)
-            if row.rounds is not None and row.clients is not None:
-                numbers = [
-                    Cell(_format_count(row.rounds), row.rounds),
-                    Cell(f"{row.clients:.3g}", row.clients),
-                    Cell(f"{row.gradients_per_client:.3g}", row.gradients_per_client),
-                ]
-                paid = row.cost(compared)
-                if has_cost and paid is not None:
-                    numbers.append(Cell(format_cost(paid, compared.column.unit), paid))
-                if row.seconds is not None:
-                    numbers.append(Cell(format_duration(row.seconds), row.seconds))
             words = [row.method, row.source + "*" * row.converted, row.kind]
+            numbers = [make(row) for make in columns.values()]
             rows.append((*map(Cell, words), *numbers, Cell(row.assumption)))
             if row.steps:
                 sizes = (f"{key} = {value:.4g}" for key, value in row.steps.items())
                 steps.append(f"Step sizes of {row.method}: {', '.join(sizes)}.")
         is_converted = any(row.converted for row in self.analyses)
         return Table(
-            (*headings, "needs"),
+            ("method", "analysis", "kind", *columns, "needs"),
             tuple(rows),
             caption=self.title,
             notes=(
@@ -123,7 +118,7 @@ class Plan(Planner):
                 *([_CONVERSIONS[self.measure]] if is_converted else []),
                 *steps,
             ),
-            align="lll" + "r" * (len(headings) - 3) + "l",
+            align="lll" + "r" * len(columns) + "l",
         )
 
     def __repr__(self) -> str:
@@ -220,6 +215,10 @@ def plan(
             "these numbers are too small or too large to compute with; choose others"
         ) from None
     return found
+
+
+def _cell(value: float | None, write: Callable[[float], str]) -> Cell:
+    return Cell("-") if value is None else Cell(write(value), value)
 
 
 def _format_count(value: float) -> str:
