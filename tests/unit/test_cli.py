@@ -171,5 +171,3 @@ def test_a_given_step_size_is_not_overwritten_by_the_equal_step(text, field, val
 
 def test_completion_knows_every_method():
     assert {entry.cls.__name__ for entry in fp.METHODS.values()} <= set(dir(fp))
-    with pytest.raises(AttributeError, match="did you mean 'COFIG'"):
-        fp.COFG  # noqa: B018
