@@ -153,13 +153,6 @@ def test_rules_survive_a_checkpoint(stop, rows, at):
             second.restore(damaged)
 
 
-def test_budgets_of_any_cost():
-    costs = {"round": 3, "clients": 30, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
-    for budget in ({"bytes": 300}, {"clients": 30}, {"seconds": 1.0}):
-        assert fp.Stop(budgets=budget).check_budgets(costs).reason is StopReason.BUDGET
-    assert fp.Stop(budgets={"bytes": 301, "clients": 31}).check_budgets(costs) is None
-
-
 def test_runs_end_by_any_recorded_column():
     data = fp.load("census", rows=300)
     problem = fp.LogisticRegression(data, 30, metrics=["accuracy"], held_out=data)
