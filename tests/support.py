@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -65,7 +66,9 @@ class Unfused:
 
 
 class OwnSquares(fp.RowProblem):
-    """Least squares in plain Python, as a user writes it, with predictions."""
+    """Least squares in plain Python, as a user writes it, with all that a problem may offer."""
+
+    name = "own squares"
 
     def __init__(self, A: Any, y: Any, clients: int, **options: Any) -> None:
         self.parts = list(zip(np.array_split(A, clients), np.array_split(y, clients), strict=True))
@@ -73,16 +76,25 @@ class OwnSquares(fp.RowProblem):
 
     def client_loss(self, client: int, x: Any) -> float:
         A, b = self.parts[client]
-        return float(np.mean((A @ x - b) ** 2) / 2)
+        return math.fsum(0.5 * r * r for r in (A @ x - b).tolist()) / len(b)
 
     def client_grad(self, client: int, rows: Any, x: Any) -> Any:
         A, b = self.parts[client]
         A, b = (A, b) if rows is None else (A[rows], b[rows])
         return A.T @ (A @ x - b) / len(b)
 
+    def client_hessian(self, client: int, x: Any) -> Any:
+        A, b = self.parts[client]
+        return A.T @ A / len(b)
+
     def client_predictions(self, client: int, x: Any) -> Any:
         A, b = self.parts[client]
         return A @ x, b
+
+    def smoothness(self) -> fp.Smoothness:
+        A, b = (np.concatenate(parts) for parts in zip(*self.parts, strict=True))
+        ids = np.repeat(np.arange(self.N), self.sizes)
+        return fp.LeastSquares(fp.Dataset("own", A, b), fp.by_id(ids)).smoothness()
 
 
 class Killed(BaseException):

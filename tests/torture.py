@@ -1,10 +1,9 @@
-"""Kill runs, fill the disk, remove permissions: `make torture`. A resumed run has the same bits.
+"""Kill runs and fill the disk: `make torture`. A resumed run has the same bits.
 
 Forked processes that run a method with a checkpoint every few rounds are killed with SIGKILL at
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
-command is killed, terminated and interrupted. Files cannot grow beyond a limit, and the directory
-cannot be written. Commands with several processes are killed, and their workers must end. Commands
-are started with --force over live ones. tests/unit/test_damage.py changes bits.
+command is killed, terminated and interrupted. Files cannot grow beyond a limit. Commands with
+several processes are killed, and their workers must end. tests/unit/test_damage.py changes bits.
 """
 
 from __future__ import annotations
@@ -202,35 +201,6 @@ def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
     say(f"files that cannot grow: {refused} runs ended with one line, and resumed: the same bits")
 
 
-def run_unprivileged(out, pipe):
-    """Run as nobody, whom permissions bind."""
-    if os.getuid() == 0:
-        os.setgid(65534)
-        os.setuid(65534)
-    try:
-        fp.simulate(uneven(), fp.FedAvg(S=2), rounds=3, seed=0, out=out)
-        pipe.send("done")
-    except fp.InputError as error:
-        pipe.send(str(error))
-
-
-def deny_permission(folder, say=print):
-    """Write to a directory without permission, which is refused before the first round."""
-    closed = folder / "closed"
-    closed.mkdir()
-    for parent in (closed, *closed.parents):  # nobody must be able to look into it
-        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o555)
-    closed.chmod(0o555)
-    here, there = FORK.Pipe()
-    process = FORK.Process(target=run_unprivileged, args=(closed / "run", there))
-    process.start()
-    process.join()
-    result = here.recv()
-    assert result == f"{closed / 'run'}: cannot be written (Permission denied)", result
-    say(f"no permission: {result}")
-
-
 LONG = ["--data", "census:rows=2000", "--clients", "200", "--rounds", "1000000", "--jobs", "2"]
 STUDY = """
 name = "long"
@@ -279,33 +249,6 @@ def orphan_workers(folder, chance, commands=tuple(PARALLEL), say=print):
         say(f"{name} --jobs 2 killed: workers ended after {time.monotonic() - began:.1f} s")
 
 
-LIVE = {
-    "run": [*COMMAND[3:], "--rounds", "1000000"],
-    "compare": [
-        "compare", "--methods", "fedavg,scaffold", "--data", "census:rows=2000", "--clients",
-        "200", "--rounds", "1000000", "--seeds", "2", "--S", "10",
-    ],
-}  # fmt: skip
-
-
-def force_live(folder, commands=tuple(LIVE), say=print):
-    """Start a command over a live one with --force: it is refused, and nothing is lost."""
-    for name in commands:
-        out = folder / f"live-{name}"
-        words = [sys.executable, "-m", "fedpage", *LIVE[name], "--out", str(out)]
-        live = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_for(lambda out=out: any(out.rglob("history.jsonl")))
-        second = subprocess.run([*words, "--force"], capture_output=True, text=True, check=False)
-        assert live.poll() is None, f"{name} ended before the second one began"
-        assert second.returncode == 2, second.stderr
-        assert "another process is writing to it" in second.stderr, second.stderr
-        live.terminate()
-        assert live.wait(timeout=60) == 130
-        runs = fp.Runs(out)
-        assert all(reason.startswith("not ended") for reason in runs.problems.values())
-        say(f"{name} --force over a live one: refused, and nothing of the live one was lost")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100, help="runs that are killed until they end")
@@ -318,8 +261,6 @@ def main() -> None:
         folder = Path(name)
         interrupt_command(folder)
         fill_disk(folder)
-        deny_permission(folder)
-        force_live(folder)
         orphan_workers(folder, random.Random(options.seed))
     print(f"survived, in {time.perf_counter() - began:.0f} s")
 

@@ -70,6 +70,15 @@ def test_a_trimmed_mean_is_the_mean_of_the_others_without_the_outliers(values, k
     assert aggregate(TrimmedMean(share), everyone).tobytes() == mean_rows(others).tobytes()
 
 
+def test_one_client_moves_a_clipped_mean_by_the_bound_at_most():
+    values = np.random.default_rng(0).normal(size=(10, 4)) * 0.1
+    wrong = values.copy()
+    wrong[2] = 1e300
+    without = np.where(np.arange(10)[:, None] == 2, 0.0, values)
+    moved = aggregate(ClippedMean(1.0), wrong) - aggregate(ClippedMean(1.0), without)
+    assert np.linalg.norm(moved) == pytest.approx(1.0 / 10)
+
+
 def test_norms_neither_overflow_nor_vanish():
     values = np.array([[3e200, 4e200], [3e-200, 4e-200], [0.0, 0.0]])
     assert norms_of([values]).tolist() == pytest.approx([5e200, 5e-200, 0.0])

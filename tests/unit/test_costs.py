@@ -112,7 +112,7 @@ def test_the_cost_to_a_target():
 
 def test_budgets_are_costs_too():
     costs = {"round": 3, "bytes_up": 100, "bytes_down": 200, "seconds": 1.5}
-    for name, spent in (("up+0.1*down", 120), ("bits", 2400)):
+    for name, spent in (("up+0.1*down", 120), ("bits", 2400), ("bytes", 300), ("seconds", 1.5)):
         assert Stop(budgets={name: spent + 1}).check_budgets(costs) is None
         ended = Stop(budgets={name: spent}).check_budgets(costs)
         assert ended.detail == f"spent {spent} {name} at round 3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -24,6 +25,7 @@ def sites_of(n: int) -> np.ndarray:
     )
 
 
+@functools.cache
 def table_of(family: str) -> tuple[polars.DataFrame, str]:
     """Return a table with a factor and columns of unlike units, and the outcome's column."""
     rng = np.random.default_rng(1)
@@ -40,11 +42,13 @@ def table_of(family: str) -> tuple[polars.DataFrame, str]:
     return polars.DataFrame(columns), "y"
 
 
+@functools.cache
 def fit_table(family: str, **options):
     table, label = table_of(family)
     return fit(table, family, label=label, client="site", **options)
 
 
+@functools.cache
 def reference(family: str, covariance: str):
     """Return statsmodels' result on the pooled rows, with columns in our order."""
     sm = pytest.importorskip("statsmodels.api", reason="statsmodels is not installed")

@@ -111,11 +111,8 @@ def count_results(run, files, command, what=""):
 
 @pytest.mark.parametrize(
     ("command", "what"),
-    [
-        ("study", "helper"), ("study", "data"), ("tune", "method"), ("tune", "loss"),
-        ("tune", "data"), ("choose", "method"),
-    ],
-)  # fmt: skip
+    [("study", "helper"), ("study", "data"), ("tune", "loss"), ("choose", "method")],
+)
 def test_results_are_computed_again_after_an_edit(run, files, command, what):
     first = count_results(run, files, command, what)
     assert count_results(run, files, command, what) == first

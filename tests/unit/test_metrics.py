@@ -264,8 +264,8 @@ def test_an_own_problem_records_metrics_and_a_held_out_problem():
     assert each.losses.mean() == pytest.approx(found["loss"])
     np.testing.assert_allclose(each.gradients.mean(axis=0), problem.grad(x), atol=1e-13)
     assert each.metrics["mse"].shape == (4,)
-    options = fp.RunOptions(evaluate="per_client")
-    run = fp.simulate(problem, fp.FedAvg(S=2), rounds=3, seed=0, options=options)
+    per_client = fp.RunOptions(evaluate="per_client")
+    run = fp.simulate(problem, fp.FedAvg(S=2), rounds=3, seed=0, options=per_client)
     expected = {*asked, "held_out_loss", "held_out_mse", "held_out_mse_worst"}
     assert expected <= set(run.columns)
     assert Mute(A, y, 4).evaluate_clients(np.array([1]), x).metrics == {}

@@ -167,7 +167,7 @@ def test_the_recursion_is_what_the_method_does(K, eta_l):
 def test_theorem_1():
     """The mean of |grad f|^2 over R rounds is at most 2 D0/(eta_g R); not at the printed step."""
     worst = {"corrected": 0.0, "printed": 0.0}
-    for a, b, S, x0 in cases(250, 1):
+    for a, b, S, x0 in cases(120, 1):
         for variant in worst:
             eta_g = steps.page_nonconvex(average_L(a), len(a), S, S / len(a), variant)
             moments = Moments(a, b, S, eta_g)
@@ -181,7 +181,7 @@ def test_theorem_1():
 def test_theorem_1_after_a_first_g_with_an_error():
     """The sum of |grad f|^2 is at most 2 D0/eta_g + |e|^2/p, where e is the first g's error."""
     worst = 0.0
-    for a, b, S, x0 in cases(150, 7):
+    for a, b, S, x0 in cases(100, 7):
         eta_g, p = steps.page_nonconvex(average_L(a), len(a), S, S / len(a)), S / len(a)
         D0 = 0.5 * a.mean() * (x0 + b.mean() / a.mean()) ** 2
         for size in (0.3, 30.0, -30.0):
@@ -225,7 +225,7 @@ def test_the_printed_step_of_theorem_1_can_diverge():
 def test_theorem_2(is_noisy):
     """E |grad f|^2 is at most epsilon^2 in the mean over R rounds, also with a small b1."""
     worst = 0.0
-    for a, b, S, x0 in cases(150, 2):
+    for a, b, S, x0 in cases(100, 2):
         N, K, L = len(a), 1 + int(10 * abs(x0)) % 7, float(np.abs(a).max())
         D0 = 0.5 * a.mean() * (x0 + b.mean() / a.mean()) ** 2
         for epsilon in (0.5 * math.sqrt(2 * L * D0), 0.01 * math.sqrt(2 * L * D0)):
@@ -244,7 +244,7 @@ def test_theorem_2(is_noisy):
 def test_theorem_3():
     """The mean gap over R rounds is at most (1/(2 eta_g) + L delta/2) R2/R."""
     worst = 0.0
-    for a, b, S, x0 in cases(250, 3):
+    for a, b, S, x0 in cases(120, 3):
         L = average_L(a)
         R2 = (x0 + b.mean() / a.mean()) ** 2
         tuned = theory.convex_page(L=L, N=len(a), S=S, R2=R2, epsilon=1.0)
@@ -258,7 +258,7 @@ def test_theorem_3():
 def test_theorem_4(is_noisy):
     """The mean gap over R rounds is at most epsilon, also with a small b1."""
     worst = 0.0
-    for a, b, S, x0 in cases(150, 4):
+    for a, b, S, x0 in cases(100, 4):
         N, K, L = len(a), 1 + int(10 * abs(x0)) % 7, float(np.abs(a).max())
         R2 = (x0 + b.mean() / a.mean()) ** 2
         for epsilon in (0.1 * L * R2, 0.001 * L * R2):
@@ -295,7 +295,7 @@ def test_strongly_convex_page():
 def test_strongly_convex_fedpage():
     """E f(x^R) - f* <= (1 - 2 mu eta_g/3)^R D0."""
     worst = 0.0
-    for a, b, S, x0 in cases(250, 6):
+    for a, b, S, x0 in cases(120, 6):
         L, mu, K = float(np.abs(a).max()), a.mean(), 1 + int(10 * abs(x0)) % 7
         eta_g, eta_l = steps.fedpage_strongly_convex(L, mu, S, K, S / len(a))
         rate = 2 * mu * eta_g / 3

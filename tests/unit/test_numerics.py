@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from support import analyses, methods
+from support import OwnSquares, analyses, methods
 
 import fedpage as fp
 from fedpage.core.errors import InputError
@@ -121,35 +121,6 @@ def linear(kind: str, data, clients):
 LINEAR = ["robust", "logistic", "logistic-l2", "logistic-nonconvex", "squares", "squares-l2"]
 
 
-class Plain(fp.RowProblem):
-    """Least squares in plain Python, as a problem of the user's own."""
-
-    name = "plain squares"
-
-    def __init__(self, data, clients):
-        division = fp.blocks(data.rows, clients)
-        super().__init__(division.sizes, data.features)
-        self.data, self.partition, self.A = data, division, data.to_dense()
-
-    def client_loss(self, client, x):
-        rows = self.partition.rows(client)
-        return math.fsum(
-            0.5 * r * r for r in (self.A[rows] @ x - self.data.y[rows]).tolist()
-        ) / len(rows)
-
-    def client_grad(self, client, rows, x):
-        mine = self.partition.rows(client)
-        mine = mine if rows is None else mine[rows]
-        return self.A[mine].T @ (self.A[mine] @ x - self.data.y[mine]) / len(mine)
-
-    def client_hessian(self, client, x):
-        mine = self.partition.rows(client)
-        return self.A[mine].T @ self.A[mine] / len(mine)
-
-    def smoothness(self):
-        return fp.LeastSquares(self.data, self.partition).smoothness()
-
-
 def as_quadratic(data, clients: int):
     """Return least squares, up to a constant, as a Quadratic."""
     A = data.to_dense()[: data.rows // clients * clients].reshape(clients, -1, data.features)
@@ -159,7 +130,7 @@ def as_quadratic(data, clients: int):
 
 def problem_of(kind: str, data, clients: int):
     if kind == "own":
-        return Plain(data, clients)
+        return OwnSquares(data.to_dense(), data.y, clients)
     return as_quadratic(data, clients) if kind == "quadratic" else linear(kind, data, clients)
 
 
@@ -228,7 +199,7 @@ def test_a_residual_beyond_float64_has_a_finite_robust_loss():
 def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
     """Check f(x) = x^2 - 3x and f(x) = (x - 3)^2/2."""
     quadratic = fp.Quadratic(np.full((2, 1, 1), 2.0), np.array([[[2.0]], [[4.0]]]))
-    own = Plain(fp.Dataset.from_arrays([[1.0]], [3.0]), 1)
+    own = OwnSquares(np.ones((1, 1)), np.array([3.0]), 1)
     x, exact = np.array([margin]), Fraction(margin)
     for problem, loss, grad in (
         (quadratic, exact**2 - 3 * exact, 2 * exact - 3),

@@ -38,7 +38,7 @@ for folder in /var/tmp /dev/shm /tmp; do
 done
 cd / && exec setpriv --reuid=65534 --regid=65534 --clear-groups \
   --inh-caps=+dac_read_search --ambient-caps=+dac_read_search \
-  env -i PATH=/usr/bin:/bin HOME=/nonexistent PYTHONPATH="$PYTHONPATH" "$@"
+  env -i PATH=/usr/bin:/bin HOME=/nonexistent NUMBA_OPT=0 PYTHONPATH="$PYTHONPATH" "$@"
 """
 """A shell script: become a user without a home who may read all files and write none.
 

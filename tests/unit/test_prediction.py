@@ -61,13 +61,6 @@ def test_a_softmax_has_an_output_for_each_class():
     assert problem.score(x, problem.data[:7]) == 1.0
 
 
-def test_margins_agree_with_the_evaluation_of_the_problem():
-    data = labelled(np.where(ROWS[:, 1] > 0, 1, 2))
-    problem = fp.LogisticRegression(data, 4, metrics=["accuracy", "log_loss"], intercept=True)
-    x = RANDOM.normal(size=problem.d)
-    assert problem.score(x, data) == pytest.approx(problem.evaluate(x)["accuracy"])
-
-
 def test_numbers_are_predicted_and_scored_by_r2():
     y = ROWS @ [1.0, 2.0, 3.0] + 0.1 * RANDOM.normal(size=60)
     problem = fp.LeastSquares(fp.Dataset("numbers", ROWS, y), 4)
@@ -78,22 +71,6 @@ def test_numbers_are_predicted_and_scored_by_r2():
     counts = fp.Poisson(fp.Dataset("counts", ROWS, np.arange(60.0)), 4)
     np.testing.assert_allclose(counts.predict(x, ROWS), np.exp(ROWS @ x))
     assert "has no probabilities" in refusal(counts.predict_proba, x, ROWS)
-
-
-def test_rows_of_a_table_are_encoded_as_the_training_rows():
-    pandas = pytest.importorskip("pandas", reason="the table of this test is pandas'")
-    frame = pandas.DataFrame(
-        {"age": [20.0, 40.0, 60.0, 80.0], "ward": ["a", "b", "a", "c"], "ill": ["n", "n", "y", "y"]}
-    )
-    data = fp.Dataset.from_frame(frame, label="ill", standardise=True)
-    problem = fp.LogisticRegression(data, 2)
-    assert problem.intercept
-    x = np.zeros(problem.d)
-    x[0] = 1.0
-    assert problem.predict(x, frame).tolist() == ["n", "n", "y", "y"]
-    new = pandas.DataFrame({"ward": ["c", "a"], "age": [10.0, 90.0]})
-    assert problem.predict(x, new).tolist() == ["n", "y"]
-    np.testing.assert_allclose(problem.margins(x, frame), problem.margins(x, data))
 
 
 def test_a_sparse_file_may_lack_the_last_features():

@@ -309,14 +309,20 @@ def test_files_that_cannot_be_written_are_refused_before_the_run(fail, option, n
     assert f"{option} {name}: " in found
 
 
-@pytest.mark.parametrize("value", ["x" * 5000, "9" * 5000, "a\x1b[31m\rb", "\udcff" * 300])
+LONG = ["x" * 5000, "9" * 5000, "a\x1b[31m\rb", "\udcff" * 300]
+TAKING = [
+    "", "run", "RUN", *(f"RUN --{name}" for name in
+    ("rounds", "S", "eta-g", "partition", "objective", "data", "up", "target", "devices", "faults",
+     "checkpoint-every")),
+    "COMPARE --methods", "TUNE --search", "TUNE --cost", "plan --target", "reproduce", "resume",
+    "study run", "data fetch", "methods",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "line",
-    ["", "run", "RUN", *(f"RUN --{name}" for name in
-     ("rounds", "S", "eta-g", "partition", "objective", "data", "up", "target", "devices", "faults",
-      "checkpoint-every")),
-     "COMPARE --methods", "TUNE --search", "TUNE --cost", "plan --target", "reproduce", "resume",
-     "study run", "data fetch", "methods"],
+    ("line", "value"),
+    [*(("run", value) for value in LONG),
+     *((line, LONG[(number + more) % 4]) for number, line in enumerate(TAKING) for more in (0, 1))],
 )  # fmt: skip
 def test_long_and_unprintable_words_give_one_short_line(fail, line, value):
     found = fail([*expand(line), value], codes=(1, 2)).removeprefix("fedpage: ")

@@ -22,9 +22,6 @@ from fedpage.methods.schedules import (
     effective_step,
 )
 from fedpage.report.methods import scheduled
-from fedpage.runs.build import build_method as build
-from fedpage.runs.build import hyper_words
-from fedpage.runs.config import MethodConfig
 
 OWN = """
 from dataclasses import dataclass
@@ -86,30 +83,6 @@ def test_text_and_peak_and_scale(schedule):
     assert schedule.peak == pytest.approx(max(values), rel=1e-12)
     doubled = schedule.scaled(2.0)
     assert [doubled.at(t) for t in range(300)] == pytest.approx([2 * v for v in values])
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("cosne:0.1:200", "did you mean 'cosine'"),
-        ("cosine:0.1", "write cosine:VALUE:ROUNDS:FINAL"),
-        ("cosine:0.1:200:0.1:7", "write cosine:VALUE:ROUNDS:FINAL"),
-        ("cosine:x:200", "write cosine:VALUE:ROUNDS:FINAL"),
-        ("cosine:0.1:2.5", "rounds must be a whole number"),
-        ("cosine:-1:20", "value must be a finite number above 0"),
-        ("cosine:nan:20", "value must be a finite number above 0"),
-        ("step:0.1:5:1.5", "factor must be in (0, 1]"),
-        ("warmup:3", "must be a finite number or a schedule"),
-        ("warmup:0:0.1", "rounds must be a whole number"),
-        ("0,1", "must be a finite number or a schedule"),
-        ("nowhere.py@f", "there is no such file"),
-    ],
-)
-def test_bad_texts_are_refused_in_a_line(text, part):
-    with pytest.raises(InputError) as error:
-        Schedule.from_text(text)
-    assert part in str(error.value)
-    assert len(str(error.value)) <= 200
 
 
 def test_a_method_computes_with_the_numbers_of_a_round():
@@ -194,35 +167,11 @@ def test_a_resume_with_other_code_of_the_schedule_is_refused(own, tmp_path):
 # Text, provenance, commands
 
 
-def test_every_writing_of_a_method_reads_back():
-    method = fp.FedAvg(S=3, K=2, eta_l=Warmup(3, Cosine(0.1, 7)), eta_g=Step(1.0, 5))
-    assert build(MethodConfig("fedavg", hyper_words(method))) == method
-
-
 def test_a_divergence_says_that_the_step_was_scheduled():
     data = fp.load("census", rows=200)
     method = fp.FedAvg(S=8, K=5, eta_l=Warmup(3, 1e9))
     history = fp.simulate(fp.LeastSquares(data, clients=8), method, rounds=20, seed=0)
     assert "effective step at most 5e+09" in history.stop_detail
-
-
-def test_the_command_line_takes_schedules(run, tmp_path):
-    words = ("run", "fedavg", "--data", "census:rows=200", "--clients", "8", "--rounds", "6")
-    small = (*words, "--S", "3", "--K", "2")
-    code, _, _ = run(*small, "--eta-l", "cosine:0.1:5:0.01", "--out", "first")
-    assert code == 0
-    assert "cosine:0.1:5:0.01" in (tmp_path / "first" / "report.html").read_text("utf-8")
-    history = fp.History.load(tmp_path / "first" / "history.jsonl")
-    method = fp.FedAvg(S=3, K=2, eta_l=Cosine(0.1, 5, 0.01))
-    plain = fp.RobustRegression(fp.load("census", rows=200), clients=8)
-    assert history.same(fp.simulate(plain, method, rounds=6, seed=0))
-    assert history.meta["method"]["eta_l"] == "cosine:0.1:5:0.01"
-    assert history.meta["method"]["effective_step"] == pytest.approx(0.2)
-    assert run("resume", "first")[0] == 0
-    assert fp.History.load(tmp_path / "first" / "history.jsonl").same(history)
-    code, _, err = run(*small, "--eta-l", "cosin:0.1:5")
-    assert code != 0
-    assert "did you mean 'cosine'" in err
 
 
 def test_tuning_scales_a_schedule_and_a_sweep_varies_it():

@@ -15,7 +15,6 @@ from support import refusal
 
 import fedpage as fp
 from fedpage.data import frames
-from fedpage.data.tables import open_table
 
 PATIENTS = """age,smoker,city,hospital,outcome
 30,yes,Rome,7,ill
@@ -408,17 +407,6 @@ def test_standardising(load):
     assert "column 'x' cannot be standardised" in refusal(load, huge, standardise=True)
 
 
-def test_many_categories_are_sparse(load):
-    text = "x,c,outcome\n" + "".join(f"{i % 2},v{i % 9},{i % 2}\n" for i in range(90))
-    data = load(text)
-    assert (data.is_dense, data.nonzeros, data.features) == (False, 90 + 45, 10)
-    dense = np.zeros((90, 10))
-    dense[:, 0] = np.arange(90) % 2
-    dense[np.arange(90), 1 + np.arange(90) % 9] = 1
-    assert data.to_dense().tolist() == dense.tolist()
-    assert load(text, standardise=True, drop="c").is_dense
-
-
 def test_parquet(load, tmp_path):
     import polars as pl
 
@@ -453,22 +441,3 @@ def test_npz(load, tmp_path):
         np.save(file, np.eye(2))
     assert "not an .npz file" in refusal(fp.load, path)
     assert "not an .npz file" in refusal(load, b"PK\x03\x04 broken", name="b.npz", label=None)
-
-
-def test_new_rows_of_a_file(load, tmp_path):
-    data = load(PATIENTS, client="hospital", standardise=True)
-
-    def encode(text):
-        return data.encoding.transform(open_table(write(tmp_path, text, "new.csv")))
-
-    assert encode(PATIENTS).tolist() == data.to_dense().tolist()
-    assert encode("city,smoker,age\nOslo,no,30\n")[0, 1:].tolist() == [1, 0, 0, 1, 0]
-    for text, place, word in (
-        ("age,smoker\n1,no\n", "new.csv", "there is no column 'city'"),
-        ("age,smoker,city\nold,no,Oslo\n", "new.csv, row 2, column 'age'", "not a number"),
-        ("age,smoker,city\n,no,Oslo\n", "new.csv, row 2, column 'age'", "missing"),
-        ("age,smoker,city\n1,no,Paris\n", "new.csv, row 2, column 'city'", "known values"),
-    ):
-        said = refusal(encode, text)
-        assert said.startswith(f"{place}: ")
-        assert word in said

@@ -33,14 +33,6 @@ def test_a_full_disk(tmp_path):
     torture.fill_disk(tmp_path, (0, 4_000, 12_000, 60_000), say=quiet)
 
 
-def test_a_directory_without_write_permission(tmp_path):
-    torture.deny_permission(tmp_path, say=quiet)
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
 def test_workers_end_when_their_command_is_killed(tmp_path):
     torture.orphan_workers(tmp_path, random.Random(0), ["compare", "study"], say=quiet)
-
-
-def test_force_is_refused_over_a_live_command(tmp_path):
-    torture.force_live(tmp_path, ["compare"], say=quiet)
