@@ -115,8 +115,8 @@ def apply(mutant: Mutant, source: str) -> ast.Module:
         def visit(self, node: ast.AST) -> ast.AST:
             return new if node is matches[0] else self.generic_visit(node)
 
-    edited: ast.Module = Replace().visit(tree)
-    return ast.fix_missing_locations(edited)
+    Replace().visit(tree)  # in place
+    return ast.fix_missing_locations(tree)
 
 
 def _find_function(tree: ast.Module, mutant: Mutant) -> ast.AST:
