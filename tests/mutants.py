@@ -76,7 +76,7 @@ def read_table(text: str) -> list[Mutant]:
     return found
 
 
-FOR_ALL = ("test_equalities.py", "test_hyper_parameters.py")
+FOR_ALL = ("test_hyper_parameters.py", "test_equalities.py", "test_laws.py")
 """Files of laws about all methods, which run before all files at once."""
 MUTANTS = [
     mutant
