@@ -5,8 +5,9 @@ statement or keyword argument, and the new code. The old code is compared in the
 `ast.unparse` writes, so line breaks, comments, quotes and redundant parentheses do not matter.
 It must occur exactly once in the function.
 
-The laws run on a copy of the package with that edit. A mutant that survives is a hole in the laws:
-the program prints a line for each mutant and exits with 1 if any survived.
+The laws run in a fork of a process that has imported them, in which the function has the new code.
+Kernels and classes are edited in a copy of the package instead. A mutant that survives is a hole in
+the laws: the program prints a line for each mutant and exits with 1 if any survived.
 
 To adapt a mutant after a change of the source, edit its line in tests/mutant_tables. A heading
 names the file below src/fedpage and the function; each item is an edit, name: `old` -> `new`.
@@ -17,6 +18,10 @@ A table may name the file in tests/laws that catches most of its mutants and run
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import io
+import multiprocessing
 import os
 import re
 import shutil
@@ -25,9 +30,11 @@ import sys
 import tempfile
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,6 +52,11 @@ class Mutant(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function}: {self.name}"
+
+    @property
+    def source(self) -> str:
+        """The text of the file."""
+        return (ROOT / "src" / "fedpage" / self.file).read_text(encoding="utf-8")
 
 
 def read_table(text: str) -> list[Mutant]:
@@ -64,7 +76,7 @@ def read_table(text: str) -> list[Mutant]:
     return found
 
 
-FOR_ALL = ("test_equalities.py", "test_hyper_parameters.py")
+FOR_ALL = ("test_hyper_parameters.py", "test_equalities.py", "test_laws.py")
 """Files of laws about all methods, which run before all files at once."""
 MUTANTS = [
     mutant
@@ -73,41 +85,38 @@ MUTANTS = [
 ]
 
 
-def apply(mutant: Mutant, source: str) -> str:
-    """Return the source of the mutant's file with the edit applied.
+def apply(mutant: Mutant, source: str) -> ast.Module:
+    """Return the syntax tree of the mutant's file with the edit applied.
 
     Args:
         mutant: Which function to edit, and how.
         source: The text of the file.
 
     Returns:
-        The text in which only the matched node's own segment differs.
+        The tree, in which one node differs.
 
     Raises:
         ValueError: If the old code does not occur exactly once in the function.
     """
     tree = ast.parse(source)
-    function = _find_function(tree, mutant)
     old, new = _parse(mutant.old), _parse(mutant.new)
-    matches = [node for node in ast.walk(function) if _is_same(node, old)]
+    matches = [node for node in ast.walk(_find_function(tree, mutant)) if _is_same(node, old)]
     if len(matches) != 1:
         raise ValueError(
             f"{mutant}: {mutant.old!r} occurs {len(matches)} times "
             f"in {mutant.function} of {mutant.file}, not once"
         )
-    (node,) = matches
-    assert isinstance(node, ast.expr | ast.stmt | ast.keyword)
-    before, after = _cut(source, node)
-    indent = " " * node.col_offset
-    code = textwrap.indent(mutant.new, indent).lstrip() if isinstance(new, ast.stmt) else mutant.new
-    wanted = _replace(tree, node, new)
-    for text in (before + code + after, f"{before}({code}){after}"):
-        try:
-            if ast.dump(ast.parse(text)) == wanted:
-                return text
-        except SyntaxError:
-            continue
-    raise ValueError(f"{mutant}: {mutant.new!r} cannot stand in the place of {mutant.old!r}")
+    if isinstance(matches[0], ast.keyword):
+        new = _as_keyword(new) or new
+    if isinstance(matches[0], ast.expr) != isinstance(new, ast.expr):
+        raise ValueError(f"{mutant}: {mutant.new!r} cannot stand in the place of {mutant.old!r}")
+
+    class Replace(ast.NodeTransformer):
+        def visit(self, node: ast.AST) -> ast.AST:
+            return new if node is matches[0] else self.generic_visit(node)
+
+    Replace().visit(tree)  # in place
+    return ast.fix_missing_locations(tree)
 
 
 def _find_function(tree: ast.Module, mutant: Mutant) -> ast.AST:
@@ -150,28 +159,6 @@ def _is_same(node: ast.AST, old: ast.AST) -> bool:
     return isinstance(node, ast.stmt) and ast.unparse(node) == ast.unparse(old)
 
 
-def _cut(source: str, node: ast.expr | ast.stmt | ast.keyword) -> tuple[str, str]:
-    """Return the text before and after the node; columns of the syntax tree count bytes."""
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    lines = source.encode().splitlines(keepends=True)
-    begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
-    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-    return source.encode()[:begin].decode(), source.encode()[end:].decode()
-
-
-def _replace(tree: ast.Module, node: ast.AST, new: ast.AST) -> str:
-    """Dump the tree with the node replaced."""
-
-    class Replace(ast.NodeTransformer):
-        def visit(self, child: ast.AST) -> ast.AST:
-            if child is not node:
-                return self.generic_visit(child)
-            return (_as_keyword(new) or new) if isinstance(node, ast.keyword) else new
-
-    return ast.dump(Replace().visit(tree))
-
-
 class Verdict(NamedTuple):
     """Whether a law failed on the mutant, after how many seconds, and which law."""
 
@@ -181,46 +168,71 @@ class Verdict(NamedTuple):
 
 
 def judge(mutant: Mutant) -> Verdict:
-    """Run the laws on a copy of the package that has the mutant's edit."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        # numba's caches are copied too: only the edited file is compiled again
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.egg-info"))
-        path = source / "fedpage" / mutant.file
-        path.write_text(apply(mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
-        began = time.perf_counter()
+    """Run the laws on the mutant. This process cannot be used for anything else afterwards."""
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        source = None
+        if not put_into_this_process(mutant):
+            source = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "src"
+            # numba's caches are copied too: only the edited file is compiled again
+            shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.egg-info"))
+            text = ast.unparse(apply(mutant, mutant.source))
+            (source / "fedpage" / mutant.file).write_text(text, encoding="utf-8")
         for laws in dict.fromkeys((mutant.laws, *FOR_ALL, "")):
-            done = _run_laws(source, laws)
-            if done.returncode:
+            code, output = _run_laws(laws, source)
+            if code:
                 break
-    seconds = time.perf_counter() - began
-    law = _first_failure(done.stdout)
-    if done.returncode not in (0, 1) or (done.returncode == 1 and not law):
-        raise RuntimeError(f"{mutant}: the laws did not run:\n{done.stdout}{done.stderr}")
-    return Verdict(done.returncode == 1, seconds, law)
+    law = re.search(r"^FAILED [^:]+::(\S+)", output, re.MULTILINE)
+    if code not in (0, 1) or (code == 1 and not law):
+        raise RuntimeError(f"{mutant}: the laws did not run:\n{output}")
+    return Verdict(code == 1, time.perf_counter() - began, law[1] if law else "")
 
 
-def _run_laws(source: Path, laws: str) -> subprocess.CompletedProcess[str]:
-    """Run one file of the laws, or all of them, on the package in `source`."""
-    words = ["-x", "-q", "-rf", "--no-header", "--tb=no", "-p", "no:xdist"]
-    command = [sys.executable, "-m", "pytest", str(ROOT / "tests" / "laws" / laws), *words]
-    variables = {"PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source), "PYTEST_ADDOPTS": ""}
-    return subprocess.run(
-        command,
+def put_into_this_process(mutant: Mutant) -> bool:
+    """Give a function its new code, and return whether that is possible; kernels are compiled."""
+    if "numba" in mutant.source or "compile_kernel" in mutant.source:
+        return False
+    found: Any = importlib.import_module("fedpage." + mutant.file[:-3].replace("/", "."))
+    codes = [compile(tree, mutant.file, "exec", dont_inherit=True)
+             for tree in (ast.parse(mutant.source), apply(mutant, mutant.source))]  # fmt: skip
+    for part in mutant.function.split("."):
+        found = vars(found).get(part)
+        codes = [next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == part)
+                 for code in codes]  # fmt: skip
+    function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+    if not isinstance(function, FunctionType) or function.__code__ != codes[0]:
+        return False  # a class, or a function that a decorator has replaced
+    function.__code__ = codes[1]
+    return True
+
+
+def _run_laws(laws: str, source: Path | None) -> tuple[int, str]:
+    """Run one file of the laws, or all of them, here or on the package in `source`."""
+    words = [
+        "-x",
+        "-q",
+        "-rf",
+        "--no-header",
+        "--tb=no",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+    ]
+    words.append(str(ROOT / "tests" / "laws" / laws))
+    if source is None:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            return int(pytest.main(words)), output.getvalue()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
         cwd=ROOT,
-        env=os.environ | variables,
+        env=os.environ | {"PYTHONPATH": str(source), "FEDPAGE_MUTANT": str(source)},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def _first_failure(output: str) -> str:
-    """Return the name of the first failed test in pytest's output."""
-    for line in output.splitlines():
-        if line.startswith("FAILED"):
-            return line.split("::")[1].split(" ")[0]
-    return ""
+    return done.returncode, done.stdout + done.stderr
 
 
 def main(words: list[str]) -> None:
@@ -230,9 +242,12 @@ def main(words: list[str]) -> None:
         for m in MUTANTS
         if not words or any(word.lower() in f"{m.file} {m}".lower() for word in words)
     ]
+    os.environ |= {"FEDPAGE_MUTANT": str(ROOT / "src"), "PYTEST_ADDOPTS": ""}
+    with contextlib.redirect_stdout(io.StringIO()):  # import the laws, before processes are forked
+        pytest.main(["--collect-only", "-q", "-p", "no:xdist", str(ROOT / "tests" / "laws")])
     survived = 0
-    with ThreadPoolExecutor(2) as pool:
-        for mutant, verdict in zip(chosen, pool.map(judge, chosen), strict=True):
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        for mutant, verdict in zip(chosen, pool.imap(judge, chosen), strict=True):
             survived += not verdict.caught
             outcome = "caught  " if verdict.caught else "SURVIVED"
             print(f"{outcome}  {mutant!s:60s} {verdict.seconds:5.1f} s  {verdict.law}", flush=True)

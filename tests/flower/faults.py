@@ -13,6 +13,16 @@ from fedpage.flower.client_app import app
 AWAY = ("error", 5, "Error: Node Unavailable")
 DIED = ("error", 8, "Error: Process Died")
 D = 123
+OWN_FILES = {
+    "clients": 3, "data": "", "label": "sick", "classes": "0,1", "objective": "logistic-l2",
+    "alpha": 0.05, "method": "scaffold", "hyper": "S=2 K=2 eta_l=0.0001", "rounds": 5,
+    "record-every": 1,
+}  # fmt: skip
+"""A run over the sites' own tables."""
+SECURE = {
+    "aggregation": "secure:bound=100", "method": "fedavg", "hyper": "S=5 K=2 eta_l=0.1",
+    "rounds": 4, "record-every": 0, "evaluation": "values", "retries": 0,
+}  # fmt: skip
 REQUEST = messages.TrainRequest(0, 0, 3, "FullGradient", D, 1.0, "r", "", 0, 1, "", "")
 
 

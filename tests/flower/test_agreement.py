@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import OWN_FILES as RUN
 from faults import At, change_reply
 from flwr.app import ConfigRecord, RecordDict
 from scipy.sparse import csr_array
@@ -16,20 +17,12 @@ from scipy.sparse import csr_array
 import fedpage as fp
 from fedpage.flower import messages, site_files
 from fedpage.flower.agreement import Agreement
-from fedpage.flower.config import parse_app_config
 from fedpage.flower.gathering import StartFailed
-from fedpage.flower.schema import parse_schema
-from fedpage.flower.server_app import FedpageStrategy
 from fedpage.runs.status import read_status
 
 COLUMNS = ("age", "bmi", "pressure", "sugar")
 NAMED = ",".join(COLUMNS)
 SIZES = (15, 25, 20)
-RUN = {
-    "clients": 3, "data": "", "label": "sick", "classes": "0,1", "objective": "logistic-l2",
-    "alpha": 0.05, "method": "scaffold", "hyper": "S=2 K=2 eta_l=0.0001", "rounds": 5,
-    "record-every": 1,
-}  # fmt: skip
 ALL_CALLED = {"hyper": "S=3 K=2 eta_l=0.0001"}
 NUMBERS = {"classes": "", "hyper": "S=2 K=2 eta_l=0.00001"}
 NO_NAMES = {"label": "", "method": "fedavg"}
@@ -373,8 +366,6 @@ def test_a_run_may_start_without_some_clients(train, sites, tmp_path):
     missing = np.diff(history["missing"]).tolist()
     assert (missing[:3], missing[-1]) == ([2, 2, 2], 0)
     assert np.diff(history["gradients"])[-1] > np.diff(history["gradients"])[0]
-    with pytest.raises(fp.InputError, match="min-clients needs weights = 'uniform'"):
-        train(nodes, **changes, weights="size")
 
 
 def test_rows_that_change_during_a_run_are_refused(train, sites, tmp_path, caplog):
@@ -467,39 +458,7 @@ def test_the_cap_of_rows_is_configured(problems, sites):
     assert "client 1: it says it has 25 rows, but 1 to 20 are accepted" in lines[0]
 
 
-# Configuration and agreement
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"columns": "a,b,a", "label": "y"}, "columns has 'a' twice"),
-        ({"columns": "a,,b", "label": "y"}, "columns has an empty name"),
-        ({"columns": "a,b", "label": "b"}, "the label 'b' cannot be a feature too"),
-        ({"columns": "a,b", "label": ""}, "columns are named, but not the label column"),
-        ({"classes": "1"}, "classes must be two or more labels"),
-        ({"classes": ""}, "name the labels for logistic-l2"),
-        ({"classes": "0,1,2"}, "logistic-l2 takes two classes, not 3; use softmax"),
-        ({"columns": "a,b", "categories": "c=1|2"}, "categories names 'c', which is not a column"),
-        ({"categories": "sex"}, "categories must be as in 'sex=f|m; ward=a|b'"),
-        ({"categories": "sex=f|f"}, "categories must be as in"),
-        ({"standardise": True, "data": "census"}, "standardise is for the sites' own files"),
-        ({"extra-columns": "ignore", "columns": ""}, "needs the names of the columns"),
-        ({"extra-columns": "keep"}, "extra-columns must be 'refuse' or 'ignore'"),
-        ({"min-clients": 4}, "min-clients is larger than clients"),
-    ],
-)
-def test_invalid_settings_of_the_data(config, change, words):
-    with pytest.raises(fp.InputError, match=words) as error:
-        FedpageStrategy(config | RUN | change)
-    assert len(str(error.value)) <= 200
-
-
-def test_names_with_commas_and_spaces(config):
-    names = {"columns": 'age, "height, cm" ,bmi', "classes": " no, yes"}
-    schema = parse_schema(parse_app_config(config | RUN | names))
-    assert schema.columns == ("age", "height, cm", "bmi")
-    assert schema.classes == ("no", "yes")
+# Agreements
 
 
 @pytest.mark.parametrize(

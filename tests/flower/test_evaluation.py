@@ -265,14 +265,6 @@ def test_sites_send_less_and_the_model_has_the_same_bits(federate, simulated, le
 
 
 @pytest.mark.parametrize(
-    ("level", "target"), [("values", 0.1), ("none", 0.1), ("none", "accuracy:0.9")]
-)
-def test_a_target_that_sites_do_not_send_is_refused(federate, level, target):
-    with pytest.raises(fp.InputError, match="does not measure"):
-        federate(evaluation=level, objective="logistic", target=target)
-
-
-@pytest.mark.parametrize(
     ("asked", "allowed", "fits"),
     [
         ("gradients", "values", False), ("gradients", "none", False), ("values", "none", False),

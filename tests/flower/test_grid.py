@@ -5,12 +5,9 @@ Messages cross the grid as bytes, as they do on a network.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import tomllib
 from collections import Counter
-from importlib.resources import files
 
 import freeze
 import numpy as np
@@ -24,8 +21,7 @@ from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
 from fedpage.flower import exchange, messages, nodes
 from fedpage.flower.client_app import app
-from fedpage.flower.config import AppConfig, build_method, parse_app_config
-from fedpage.flower.server_app import FedpageStrategy
+from fedpage.flower.config import build_method, parse_app_config
 
 FROZEN = json.loads((freeze.HERE / "bits.json").read_text(encoding="utf-8"))
 
@@ -307,39 +303,9 @@ def test_another_version_of_fedpage_is_refused(federate, monkeypatch):
         federate()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"clients": 0}, "clients must be a whole number of at least 1"),
-        ({"deadline": 0.0}, "deadline must be a finite number above 0"),
-        ({"weights": "rows"}, "weights must be 'uniform' or 'size'"),
-        ({"hyper": "S"}, "hyper must be words such as S=2"),
-        ({"hyper": "Z=2"}, "FedPAGE: unknown key 'Z'"),
-        ({"method": "fedpag"}, "did you mean 'fedpage'"),
-        ({"bogus": 1}, "unknown key 'bogus'"),
-        ({"metrics": "acuracy"}, "did you mean 'accuracy'"),
-        ({"metrics": "f_minus_fstar"}, "needs the reference solution, which takes all clients'"),
-        ({"rounds": "many"}, "rounds must be a whole number"),
-        (
-            {"method": "scaffold", "hyper": "S=2", "checkpoint-every": 10},
-            "checkpoint-every must be 1 for SCAFFOLD",
-        ),
-    ],
-)
-def test_invalid_run_configs(config, change, words):
-    with pytest.raises(fp.InputError, match=words):
-        FedpageStrategy(config | change)
-
-
 def test_messages_that_the_grid_rejects(config):
     grid = LocalGrid(app, [{"partition-id": 0}], config)
     grid.get_node_ids()
     sent = {0: Message(RecordDict(), grid.node(0), messages.DESCRIBE, ttl=5.0)}
     grid.push_messages = lambda messages: [None]
     assert exchange.exchange(grid, sent, exchange.Wait(1.0, 0.1, grid.sleep, grid.clock)) == {}
-
-
-def test_app_toml_has_exactly_the_keys_of_the_dataclass():
-    table = tomllib.loads(files("fedpage.flower").joinpath("app.toml").read_text(encoding="utf-8"))
-    keys = {field.name.replace("_", "-") for field in dataclasses.fields(AppConfig)}
-    assert set(table["tool"]["flwr"]["app"]["config"]) == keys

@@ -7,7 +7,7 @@ import stat
 
 import numpy as np
 import pytest
-from faults import At, texts
+from faults import SECURE, At, texts
 from flwr.app import Message, RecordDict
 from localgrid import transmit
 
@@ -17,10 +17,6 @@ from fedpage.engine.fixed_point import encode, scale_exponent
 from fedpage.flower import messages
 from fedpage.flower.secure_aggregation import primitives, protocol, server
 
-SECURE = {
-    "aggregation": "secure:bound=100", "method": "fedavg", "hyper": "S=5 K=2 eta_l=0.1",
-    "rounds": 4, "record-every": 0, "evaluation": "values", "retries": 0,
-}  # fmt: skip
 ALL = SECURE | {"hyper": "S=8 K=2 eta_l=0.1"}
 PHASES = [protocol.KEYS, protocol.SHARES, protocol.TRAIN, protocol.UNMASK]
 METHODS = {
@@ -318,21 +314,6 @@ def test_wrong_shares_are_noticed(federate, monkeypatch):
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hyper": "S=1 K=2"}, "FedAvg adds up 1 replies"),
-        ({"hyper": "S=2 K=2"}, "at least 3 are required"),
-        ({"method": "fedpage", "hyper": "S=4 up=float32"}, "use up=none"),
-        ({"metrics": "accuracy_worst", "objective": "logistic"}, "accuracy_worst"),
-        ({"evaluation": "gradients"}, 'set evaluation = "values"'),
-    ],
-)
-def test_runs_that_secure_aggregation_cannot_protect_are_refused(federate, changes, words):
-    with pytest.raises(fp.InputError, match=words):
-        federate(**SECURE | changes)
 
 
 NOT_ALLOWED = [

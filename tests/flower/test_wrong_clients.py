@@ -12,7 +12,6 @@ from fedpage.engine.aggregation import Aggregation
 from fedpage.engine.loop import Run
 from fedpage.flower import messages
 from fedpage.flower.config import build_method, parse_app_config
-from fedpage.flower.server_app import FedpageStrategy
 
 
 def each_client_once(fault):
@@ -133,11 +132,3 @@ def test_the_journal_of_releases_must_be_there(federate, tmp_path):
     (tmp_path / "run" / "releases.jsonl").unlink()
     with pytest.raises(fp.InputError, match="the privacy budget is not known"):
         federate(**PRIVATE)
-
-
-@pytest.mark.usefixtures("accountant")
-def test_a_secret_cohort_is_refused(config):
-    """Who is called follows from the seed, which nodes receive."""
-    secret = {"aggregation": "private:clip=1,noise=1,cohort=secret"}
-    with pytest.raises(fp.InputError, match="nodes receive the seed"):
-        FedpageStrategy(config | PRIVATE | secret)

@@ -213,7 +213,8 @@ def error_of_ef21(run: Simulation, gradients: np.ndarray, alpha: float) -> float
 
 
 def error_of_sgdm(run: Simulation, gradients: np.ndarray, alpha: float) -> float:
-    (g, v), m = run.client_states.get_all(), run.method.m
+    method: Any = run.method
+    (g, v), m = run.client_states.get_all(), method.m
     found = 4 / alpha * ((g - v) ** 2).sum(axis=1).mean()
     found += 2 / m * ((v - gradients).mean(axis=0) ** 2).sum()
     return found + 16 * m / alpha**2 * ((v - gradients) ** 2).sum(axis=1).mean()

@@ -11,7 +11,6 @@ from support import after, methods, quadratic, refusal, uneven
 import fedpage as fp
 from fedpage.callbacks.base import Event
 from fedpage.codecs.message_codec import MessageCodec
-from fedpage.core.messages import reply_layouts
 from fedpage.core.types import StopReason
 from fedpage.engine.faults import FaultSampler
 from fedpage.engine.round import Engine
@@ -304,23 +303,6 @@ def test_a_round_without_replies_is_retried_and_then_fails():
         engine.step()
     assert len(transport.requested) == 6
     assert engine.costs.round == 0
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_declared_replies_are_what_clients_send(name):
-    problem, method = quadratic(), ALL[name]
-    run = Simulation(problem, method, seed=7)
-    layouts = reply_layouts(method, problem.d, np.dtype(np.float64))
-    for _ in range(8):
-        draws = run.draws()
-        clients, message, *_ = method.call(run.state, draws)
-        sent, _ = method.client(
-            message, problem.oracle(clients, draws), run.client_states.get(clients)
-        )
-        layout = layouts[type(message)]
-        assert layout.find_fault(sent, len(clients)) == ""
-        assert layout.bytes == sum(part[0].nbytes for part in sent)
-        run.step()
 
 
 @pytest.mark.parametrize(

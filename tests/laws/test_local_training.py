@@ -144,8 +144,8 @@ def test_every_pass_has_every_row_once_in_an_order_of_its_own():
     large = int(problem.sizes.argmax())
     for draws in (RoundDraws(1, 6), RoundDraws(2, 5)):  # another round, and another seed
         assert passes(problem, b, epochs, draws)[large] != found[large]
-    orders = RoundDraws(0, 0).row_orders(np.arange(2), np.full(2, 50), np.zeros(2, np.int64))
-    assert orders[0].tolist() != orders[1].tolist()  # of two clients
+    two = RoundDraws(0, 0).row_orders(np.arange(2), np.full(2, 50), np.zeros(2, np.int64))
+    assert two[0].tolist() != two[1].tolist()  # of two clients
 
 
 @pytest.mark.parametrize("name", METHODS)

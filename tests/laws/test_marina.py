@@ -163,32 +163,6 @@ def test_the_bias_contracts_by_exactly_one_minus_p(name, small):
     assert np.std(sampled, axis=0).min() > 0.01
 
 
-def test_the_variance_without_replacement(small):
-    """A mean of S differences D_i has variance omega/S mean|D|^2 + (N-S)/(S(N-1)) Var(D).
-
-    Var(D) = mean |D_i|^2 - |mean D|^2. So MARINA's 1 + omega becomes omega + (N-S)/(N-1).
-    """
-    x_prev, g = np.linspace(-1, 1, DIM), np.linspace(2, 0, DIM)
-    x = x_prev - 0.1 * g
-    start = {"x": x, "x_prev": x_prev, "g": g}
-    make, n, s = ESTIMATORS["PP-MARINA"], small.N, SAMPLED
-    found = np.array(
-        [
-            next_state(small, make(mask), False, chosen, start).g
-            for mask, chosen in every_mask_and_subset(small)
-        ]
-    )
-    D_i = small.A @ (x - x_prev)
-    second, of_mean = (D_i**2).sum(axis=1).mean(), (D_i.mean(axis=0) ** 2).sum()
-    omega = DIM - 1
-    expected = omega / s * second + (n - s) / (s * (n - 1)) * (second - of_mean)
-    variance = ((found - found.mean(axis=0)) ** 2).sum(axis=1).mean()
-    assert variance == pytest.approx(expected, rel=1e-12)
-    bound = (omega + (n - s) / (n - 1)) / s * small.smoothness().average ** 2
-    assert variance <= bound * ((x - x_prev) ** 2).sum()
-    assert bound < (1 + omega) / s * small.smoothness().average ** 2
-
-
 # 4. Theorems
 
 

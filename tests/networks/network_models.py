@@ -85,15 +85,17 @@ class Words(nn.Module):
 class Encoder(nn.Module):
     """A transformer encoder with torch's default dropout."""
 
-    def __init__(self):
+    def __init__(self, batch_first=True):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
         self.embedding = nn.Embedding(5, 8)
         self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-        self.linear = nn.Linear(8, 5)
+        self.linear, self.batch_first = nn.Linear(8, 5), batch_first
 
     def forward(self, words):
-        return self.linear(self.encoder(self.embedding(words)).mean(1))
+        x = self.embedding(words)
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1))
+        return self.linear(x.mean(1 if self.batch_first else 0))
 
 
 def perceptron():

@@ -79,10 +79,3 @@ def test_vectors_outputs_losses_and_statistics_are_float32():
 def test_refused_types(options, message):
     with pytest.raises(fp.InputError, match=message):
         mlp_problem(**{"dtype": "float32", **options})
-
-
-@pytest.mark.slow
-def test_compiled_products(traced):
-    problems = [mlp_problem("float32", autocast="bfloat16", compile=v) for v in (False, True)]
-    eager, compiled = (fp.simulate(problem, METHOD, rounds=2, seed=0).x for problem in problems)
-    np.testing.assert_allclose(compiled, eager, rtol=0, atol=0.02)

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from nets import all_gradients, assert_resumes, plain_gradient, refuse, rows, run_chunks
+from nets import all_gradients, plain_gradient, refuse, rows
 from torch import nn
 from torch.nn import functional as F
 
@@ -172,27 +172,6 @@ def test_negative_variances_are_replaced_by_tiny_ones():
     torch.testing.assert_close(problem.predict(x, rows(SIZES)[0][0]), outputs)
 
 
-METHODS = [
-    fp.FedAvg(S=3, K=3, eta_l=0.1, b=3),
-    fp.LocalTraining(S=3, K=None, epochs=2, eta_l=0.1, b=4, client_optimizer="momentum:0.5"),
-    fp.FedPAGE(S=2, K=3, eta_g=0.1, eta_l=0.1, p=0.3, b1=4, b2=3, b3=4),
-    fp.SCAFFOLD(S=2, K=2, eta_l=0.1, b=3),
-    fp.Mime(S=2, K=2, eta_l=0.1, b=3),
-]
-
-
-@both
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_batched_sequential_and_deterministic_runs_agree(option, method):
-    sizes = [6, 10, 4, 7]  # no minibatch of one row at the end of an epoch
-    fast = make(option, sizes=sizes)
-    assert fast.mode == "batched"
-    exact = run_chunks(make(option, sizes=sizes, deterministic=True), method)
-    run = fp.simulate(fast, method, rounds=4, seed=4)
-    np.testing.assert_allclose(run.x, exact.x, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(run["grad_norm"], exact["grad_norm"], rtol=1e-10)
-
-
 @both
 def test_memory_does_not_divide_a_batch(option):
     """Half a batch has other statistics; a client that exceeds the bound is one call anyway."""
@@ -203,11 +182,6 @@ def test_memory_does_not_divide_a_batch(option):
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
     np.testing.assert_allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(runs[0]["loss"], runs[1]["loss"], rtol=1e-12)
-
-
-@both
-def test_resumed_runs_have_the_same_bits(option, tmp_path):
-    assert_resumes(make(option), fp.SCAFFOLD(S=2, K=2, eta_l=0.1, b=3), tmp_path)
 
 
 # Statistics that stay at their clients

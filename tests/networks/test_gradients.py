@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from nets import (
     assert_resumes,
     image_problem,
     mlp_problem,
-    network,
     plain_gradient,
     rows,
-    run_chunks,
 )
 from support import Unfused, make_method, methods, uneven
 from torch import nn
@@ -135,21 +132,6 @@ def test_gradients_are_those_of_autograd(kind, dtype, options):
     np.testing.assert_allclose(problem.grad(x), found.mean(axis=0), rtol=0, atol=tolerance)
 
 
-# Laws
-
-
-@pytest.mark.parametrize("name", ["FedPAGE", "FedAvg", "SCAFFOLD-II", "SAGA", "FedPAGE-average"])
-def test_one_full_local_step_of_all_clients_is_gradient_descent(name):
-    problem = mlp_problem()
-    run = Simulation(problem, make_method(name, problem.N, 1, 0.05, full=True), seed=1)
-    x = problem.x0
-    for _ in range(6):
-        run.step()
-        x = x - 0.05 * problem.grad(x)
-    np.testing.assert_allclose(run.x, x, rtol=0, atol=1e-12)
-    assert np.abs(x - problem.x0).max() > 1e-3
-
-
 LOCAL = ["FedPAGE", "SCAFFOLD-I", "SCAFFOLD-II", "FedAvg", "FedProx", "VRL-SGD", "S-Local-SVRG",
          "Mime", "FedDyn", "Scaffnew", "SVRP", "DANE", "SecantPAGE"]  # fmt: skip
 """A method of each kind of local steps."""
@@ -163,16 +145,6 @@ def test_local_steps_on_the_device_agree_with_those_in_numpy(name):
     np.testing.assert_allclose(device.x, host.x, rtol=0, atol=1e-12)
     for column in vars(Costs()):
         np.testing.assert_array_equal(device[column], host[column])
-
-
-@both_types
-@pytest.mark.parametrize(
-    ("kind", "name"), [("mlp", "FedPAGE"), ("image", "SCAFFOLD-I"), ("smooth", "SCAFFOLD-II")]
-)
-def test_chunks_and_threads_do_not_change_bits_in_deterministic_mode(kind, dtype, name):
-    problem = PROBLEMS[kind][0](dtype, deterministic=True)
-    assert problem.mode == "sequential"
-    run_chunks(problem, make_method(name, 5, 3, 0.1), rounds=3)
 
 
 @both_types
@@ -197,19 +169,6 @@ def test_bits_of_a_client_do_not_depend_on_other_clients_or_threads_of_torch(mak
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("make", [mlp_problem, image_problem])
-def test_the_modes_agree_to_rounding_and_each_repeats_its_bits(make):
-    method = make_method("FedPAGE", 8, 4, 0.1)
-    found = []
-    for options in ({}, {"batched": False}, {"deterministic": True}):
-        first, second = (
-            fp.simulate(make("float64", **options), method, rounds=6, seed=3) for _ in range(2)
-        )
-        assert first.same(second)
-        found.append(first.x)
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=0, atol=1e-12)
 
 
 def test_settings_of_torch_are_restored():
@@ -244,19 +203,6 @@ def test_compiled_gradients_agree():
     compiled = fp.simulate(mlp_problem(compile=True), method, rounds=3, seed=3)
     torch.compiler.reset()
     np.testing.assert_allclose(compiled.x, eager.x, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II"])
-def test_steps_that_are_compiled_together_agree_with_single_steps(name, traced):
-    data = rows([9, 12, 10, 11, 15, 9, 13, 10, 12])  # nine clients are padded to ten
-    method = replace(methods(9, 7, 0.1)[name], b=4)
-    problems = [
-        fp.TorchProblem(network(), F.cross_entropy, data, dtype="float64", compile=value)
-        for value in (False, True)
-    ]
-    eager, compiled = (fp.simulate(problem, method, rounds=2, seed=0).x for problem in problems)
-    np.testing.assert_allclose(compiled, eager, rtol=0, atol=1e-12)
 
 
 # Runs

@@ -136,25 +136,6 @@ def test_refused_gradients_that_depend_on_the_batch():
 
 
 X, Y = DATA[0]
-ROWS = {
-    "not a list": ((X, Y), "client 0 must be"),
-    "an array": (X, "list with"),
-    "no rows": ([(X, Y), (X[:0], Y[:0])], "client 1 has no rows"),
-    "unequal lengths": ([(X, Y[:-1])], "same number of rows"),
-    "a NaN": ([(X, Y), (X * np.nan, Y)], "client 1 has a NaN"),
-    "words": ([(np.array(["a"] * 30), Y)], "client 0: the input is text; tokenise it"),
-    "another width": (
-        [(X, Y), (X[:, :5], Y)],
-        r"client 1: the input has shape \(5,\), but client 0",
-    ),
-    "another type": ([(X, Y), (X, Y.astype(float))], "client 1: the target has type torch.float32"),
-}
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_refused_rows(case):
-    data, message = ROWS[case]
-    refuse(message, linear(), F.cross_entropy, data)
 
 
 @pytest.mark.parametrize(
