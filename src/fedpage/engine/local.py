@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,16 +42,16 @@ from fedpage.methods.schedules import at_round, schedules_of
 _NO_CLIENTS: Ints = np.empty(0, dtype=np.int64)
 _NO_SECONDS: Vector = np.empty(0)
 _SMALL_TABLE = 1 << 26
-"""Tables of fewer bytes have a row for each client."""
+"""Tables of fewer bytes have the clients' rows in the order of their numbers."""
 
 
 class ClientStates(Generic[ClientStateT]):
-    """Keep every client's state: a table for each field, zero until it is first written.
+    """Keep every client's state: a table (N, d) for each field, zero until it is first written.
 
-    Small tables and those on a `device` have a row for each client. Large ones have a row for each
-    client that was called, in the order of their first calls. So a million clients of whom a
+    The operating system assigns memory to the rows that are written. In large tables a client's row
+    is the next one that is free when the client is first called. So a million clients of whom a
     thousand were called cost a thousand rows, which lie side by side. `type_` is the method's
-    `client_state`, which may be None.
+    `client_state`, which may be None, and `device` keeps the tables, if not the host.
     """
 
     def __init__(
@@ -62,22 +63,26 @@ class ClientStates(Generic[ClientStateT]):
         device: DeviceArrays | None = None,
     ) -> None:
         self._type: Callable[..., ClientStateT] | None = type_
-        names = () if type_ is None else field_names(type_)
-        self._shape, self._dtype = (N, d), dtype
-        self._has_all_rows = device is not None or N * d * dtype.itemsize < _SMALL_TABLE
-        rows = N if self._has_all_rows else 1
-        make = device.zeros if device is not None else lambda n, d: np.zeros((n, d), dtype)
-        self._tables: list[Any] = [make(rows, d) for _ in names]
-        self._written = np.zeros(N if names else 0, dtype=bool)
-        self._places: Ints = np.full(0 if self._has_all_rows else N, -1, dtype=np.int64)
-        """(N,) the row of each client, or -1, where not every client has one."""
-        self._used = 0
+        self._N, self._used = N, 0
+        self._is_large = device is None and N * d * dtype.itemsize >= _SMALL_TABLE
+        try:
+            names = () if type_ is None else field_names(type_)
+            zeros = partial(_zeros, dtype=dtype) if device is None else device.zeros
+            self._tables: list[Any] = [zeros(N, d) for _ in names]
+            self._written = np.zeros(N if names else 0, dtype=bool)
+            self._places: Ints = np.full(N if self._is_large else 0, -1, dtype=np.int64)
+            """(N,) each client's row in large tables, or -1."""
+        except (MemoryError, OSError, OverflowError, ValueError, RuntimeError):
+            raise InputError(
+                f"the states of {N} clients with {d} numbers each do not fit in memory; "
+                "use fewer clients"
+            ) from None
 
     def get(self, clients: Ints) -> ClientStateT:
         """Return copies of some clients' states, (n, d) each; None if the method keeps none."""
         if self._type is None:
             return None  # type: ignore[return-value]  # ClientStateT is None then
-        if self._has_all_rows:
+        if not self._is_large:
             return self._type(*[table[clients] for table in self._tables])
         places = self._places[clients]
         parts = [table[places] for table in self._tables]
@@ -89,30 +94,33 @@ class ClientStates(Generic[ClientStateT]):
         """Store the new states of some clients, (n, d) each."""
         if client_states is None:
             return
-        if not self._has_all_rows:
-            self._add_rows(clients[~self._written[clients]])
-        places = clients if self._has_all_rows else self._places[clients]
+        places = clients
+        if self._is_large:
+            new = clients[~self._written[clients]]
+            self._places[new] = np.arange(self._used, self._used + len(new))
+            self._used += len(new)
+            places = self._places[clients]
         for table, rows in zip(self._tables, client_states, strict=True):
             table[places] = rows
         self._written[clients] = True
 
-    def _add_rows(self, new: Ints) -> None:
-        """Give rows to clients that have none; twice as many are made where they do not suffice."""
-        old, self._used = self._used, self._used + len(new)
-        if self._used > len(self._tables[0]):
-            N, d = self._shape
-            for i, table in enumerate(self._tables):
-                self._tables[i] = np.zeros((min(2 * self._used, N), d), self._dtype)
-                self._tables[i][:old] = table[:old]
-        self._places[new] = np.arange(old, self._used)
-
     def get_all(self) -> ClientStateT:
         """Return copies of all N clients' states, (N, d) each; None if the method keeps none."""
-        return self.get(np.arange(self._shape[0]))
+        return self.get(np.arange(self._N))
 
     def find_written(self) -> Ints:
         """Return the clients whose state has been written, (n,)."""
         return np.flatnonzero(self._written)
+
+
+def _zeros(N: int, d: int, dtype: DType) -> Vector:
+    """Return zeros (N, d) that take memory in small pages, which numpy would not ask for."""
+    size = N * d * dtype.itemsize
+    if size < _SMALL_TABLE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros((N, d), dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.ndarray((N, d), dtype, memory)
 
 
 class LateReply(NamedTuple):
