@@ -288,7 +288,7 @@ def test_wrong_files_are_named(tmp_path, text, fault):
     ("text", "fault"),
     [
         ("phone", "'phone' is not a profile; did you mean 'phones'?"),
-        ("none.csv", "none.csv: cannot be read"), ("phones:deadline", "expected name=value"),
+        ("none.csv", "none.csv: there is no such file"), ("phones:deadline", "expected name=value"),
         ("phones:profile=datacenter", "expected name=value"),
         ("phones:dedline=3", "unknown key 'dedline'; did you mean 'deadline'?"),
         ("phones:deadline=soon", "deadline"), ("phones:deadline=0", "deadline must be a finite"),
