@@ -81,16 +81,6 @@ def test_a_registered_name_comes_first():
         del m.METRICS["odd_p10"]
 
 
-def test_directions_of_quantiles():
-    for prefix in ("", "held_out_", "held_out_clients_"):
-        assert m.higher_is_better(prefix + "accuracy_worst")
-        assert not m.higher_is_better(prefix + "loss_p10")
-        assert not m.higher_is_better(prefix + "rmse_worst")
-    assert m.higher_is_better("mine_p90", {"mine": True})
-    assert not m.higher_is_better("f_minus_fstar")
-    assert "did you mean 'accuracy'" in refusal(m.higher_is_better, "acuracy_p10")
-
-
 def test_quantiles_skip_undefined_values():
     values = np.array([3.0, math.nan, 1.0, 2.0, 10.0])
     asked = m.resolve_metrics(["auc_worst", "mse_worst", "mse_p50", "mse_p10"], "p")

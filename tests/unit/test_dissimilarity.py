@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support import analyses, quadratic, uneven
+from support import analyses, uneven
 
 import fedpage as fp
 from fedpage import theory
@@ -40,34 +40,6 @@ def test_planted_dissimilarities_are_found(eigenvalues):
     assert constants._dense_dissimilarity(problem, x) == pytest.approx(delta, rel=1e-8)
     assert constants._power_dissimilarity(problem, x, 2000, 1e-13) == pytest.approx(delta, rel=1e-5)
     assert theory.dissimilarity(hidden(problem), [x]) == pytest.approx(delta, rel=1e-8)
-
-
-def test_delta_is_the_smallest_constant_of_its_definition():
-    """mean_i |grad h_i(x) - grad h_i(y)|^2 <= delta^2 |x - y|^2, h_i = f_i - f, with equality."""
-    problem = quadratic()
-    delta = theory.dissimilarity(problem, [])
-    deviations = problem.A - problem.A.mean(axis=0)
-    squares = np.mean([D @ D for D in deviations], axis=0)
-    _, vectors = np.linalg.eigh(squares)
-    for u in (*np.random.default_rng(0).normal(size=(20, 4)), vectors[:, -1]):
-        mean = np.mean([((D @ u) ** 2).sum() for D in deviations])
-        assert mean <= delta**2 * (u @ u) * (1 + 1e-12)
-    assert mean == pytest.approx(delta**2, rel=1e-12)
-    assert delta <= problem.smoothness().average
-
-
-def test_equal_clients_have_no_dissimilarity():
-    one = fp.Quadratic.random(1, 1, 5, seed=1)
-    same = fp.Quadratic(np.repeat(one.A, 6, axis=0), np.repeat(one.b, 6, axis=0))
-    assert theory.dissimilarity(same, []) < 1e-15
-    data = fp.load("census", rows=40)
-    rows = np.tile(data.to_dense(), (3, 1))
-    problem = fp.LogisticRegression(
-        fp.Dataset.from_arrays(rows, np.tile(data.y, 3)), fp.blocks(120, 3)
-    )
-    x = np.full(problem.d, 0.1)
-    assert constants._dense_dissimilarity(problem, x) < 1e-9
-    assert constants._power_dissimilarity(problem, x, 30, 1e-3) < 1e-9
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])

@@ -89,13 +89,17 @@ def test_directions():
     higher = {name for name in NAMES if m.higher_is_better(name)}
     assert higher == {"accuracy", "f1", "auc", "r2"}
     for prefix in ("", "held_out_", "held_out_clients_", "test_"):
-        assert m.higher_is_better(prefix + "accuracy")
-        assert not m.higher_is_better(prefix + "loss")
+        for name in ("accuracy", "accuracy_worst"):
+            assert m.higher_is_better(prefix + name)
+        for name in ("loss", "loss_p10", "rmse_worst", "f_minus_fstar"):
+            assert not m.higher_is_better(prefix + name)
     assert not any(
         m.higher_is_better(name) for name in ("grad_norm", "bytes", "seconds", "clients")
     )
     assert m.higher_is_better("test_mine", {"mine": True})
-    assert "did you mean 'accuracy'" in refusal(m.higher_is_better, "acuracy")
+    assert m.higher_is_better("mine_p90", {"mine": True})
+    for name in ("acuracy", "acuracy_p10"):
+        assert "did you mean 'accuracy'" in refusal(m.higher_is_better, name)
 
 
 def mine(outputs, targets):

@@ -86,18 +86,6 @@ def test_quadratic_knows_its_minimum_and_constants():
     assert np.linalg.norm(weighted.x_star - problem.x_star) > 0.1
 
 
-def test_rows_are_divided_as_the_partition_says():
-    data = fp.load("census", rows=100)
-    division = fp.iid(100, 4, seed=2)
-    problem = fp.LeastSquares(data, division)
-    A, y = data.to_dense(), data.y
-    oracle = problem.oracle(np.array([2]), RoundDraws(0, 0))
-    x = np.linspace(0, 1, problem.d)
-    rows = division.rows(2)
-    expected = A[rows].T @ (A[rows] @ x - y[rows]) / 25
-    np.testing.assert_allclose(oracle.grad(x, oracle.batch(None))[0], expected, rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("make", "word"),
     [

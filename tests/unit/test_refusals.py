@@ -20,6 +20,7 @@ SHORT = {
     "RUN": "run fedpage --data census:rows=200 --clients 20",
     "COMPARE": "compare --data census:rows=200 --clients 20",
     "TUNE": "tune fedpage --data census:rows=200 --clients 20",
+    "CHOOSE": "choose --data census:rows=200 --clients 20",
     "PLAN": "plan --target 0.1",
     "REPRODUCE": "reproduce comparison/a9a-robust",
     "TABLE": "run fedpage --data table.csv --rounds 12 --S 2",
@@ -112,10 +113,10 @@ TUNE --search eta=1 -> did you mean
 TUNE --seeds BIG -> --seeds
 TUNE --held-out-seeds 0 -> --held-out-seeds
 TUNE --budget soon -> budget
-choose --clients 20 --cost seconds_simulated -> needs devices
-choose --clients 20 --methods , -> no method is named
-choose --clients 20 --held-out-seeds 1 -> use at least
-choose --clients 20 --rounds 0 -> --rounds
+CHOOSE --cost seconds_simulated -> needs devices
+CHOOSE --methods , -> no method is named
+CHOOSE --held-out-seeds 1 -> use at least
+CHOOSE --rounds 0 -> --rounds
 plan
 plan --targt 5 -> did you mean '--target'?
 plan --target 0 -> above 0

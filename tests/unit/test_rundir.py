@@ -258,6 +258,11 @@ def test_a_checkpoint_of_another_run_is_not_used(killed, tmp_path_factory):
         ({"problem": fp.Quadratic.random(8, 5, 4, seed=9, spread=3.0)}, "problem.digest was"),
         ({"options": {"faults": fp.Faults(nan=0.1)}}, "faults.nan was None and is now 0.1"),
         ({"options": {"x0": np.ones(4)}}, "x0 was 'zeros' and is now 'sha256:"),
+        (
+            {"options": {"devices": fp.Devices(deadline=2.0)}},
+            "devices.deadline was None and is now",
+        ),
+        ({"record_every": "log"}, "record_every was 5 and is now 'log'"),
         ({"stop": fp.Stop("loss:0.1,hold=0")}, "stop.target was None and is now ["),
     ],
 )
