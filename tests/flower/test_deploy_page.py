@@ -197,20 +197,20 @@ def test_every_command_of_the_page(machines):
 
     run_again = next(c for c in commands(first[-1]) if c.startswith("flwr run"))
     shutil.rmtree(out)
-    machines.run(run_again.replace("seed=1", "seed=2 rounds=2"), "server")
+    machines.run(run_again.replace("seed=1", "seed=2 rounds=3"), "server")
     wait_until(lambda: rounds_done(out) >= 1)
     machines.stop("server")
-    assert rounds_done(out) < 2
+    assert rounds_done(out) < 3
     machines.restarted = True
     machines.run(superlink, "server")
     listed = machines.run("flwr list fl --format json", "server")
     run_id = re.search(r'"run-id": "?(\d+)', listed)[1]
     for command in commands(after_death):
-        command = command.replace("RUN", run_id).replace("seed=1", "seed=2 rounds=2")
+        command = command.replace("RUN", run_id).replace("seed=1", "seed=2 rounds=3")
         output = machines.run(command, "server")
     assert "finished" in output
     history = fp.History.load(out)
-    assert (history.stop_reason, history.last("round")) == (fp.StopReason.FINISHED, 2)
+    assert (history.stop_reason, history.last("round")) == (fp.StopReason.FINISHED, 3)
 
 
 def rounds_done(out):

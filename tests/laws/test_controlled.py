@@ -114,11 +114,8 @@ def test_feddyns_a_is_a_gradient_where_clients_solve_their_problems():
             np.testing.assert_allclose(-mu * after[i], gradient, rtol=0, atol=1e-9)
 
 
-def test_feddyns_step_is_one_over_mu_and_the_local_step_follows_it():
+def test_feddyns_default_local_step_is_half_of_one_over_mu():
     problem = quadratic()
-    method = fp.FedDyn(mu=4.0, eta_l=0.1).with_step(0.5)
-    assert (method.mu, method.eta_l) == (2.0, pytest.approx(0.2))
-    assert fp.FedDyn(mu=4.0).with_step(0.5).eta_l is None
     default, given = (
         fp.simulate(problem, fp.FedDyn(S=3, K=4, mu=4.0, eta_l=eta_l), rounds=5, seed=0)
         for eta_l in (None, 0.125)
