@@ -30,9 +30,10 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -188,6 +189,22 @@ def judge(mutant: Mutant) -> Verdict:
     return Verdict(code == 1, time.perf_counter() - began, law[1] if law else "")
 
 
+def judge_in_fork(mutant: Mutant) -> Verdict:
+    """Run `judge` in a fork of this process. A mutant that crashes the fork is caught."""
+    began = time.perf_counter()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(judge(mutant)))
+    process.start()
+    sender.close()
+    with contextlib.suppress(EOFError):
+        return cast(Verdict, receiver.recv())
+    process.join()
+    if not process.exitcode or process.exitcode > 0:
+        raise RuntimeError(f"{mutant}: the laws did not run")
+    return Verdict(True, time.perf_counter() - began, f"signal {-process.exitcode}")
+
+
 def put_into_this_process(mutant: Mutant) -> bool:
     """Give a function its new code, and return whether that is possible; kernels are compiled."""
     if "numba" in mutant.source or "compile_kernel" in mutant.source:
@@ -208,18 +225,8 @@ def put_into_this_process(mutant: Mutant) -> bool:
 
 def _run_laws(laws: str, source: Path | None) -> tuple[int, str]:
     """Run one file of the laws, or all of them, here or on the package in `source`."""
-    words = [
-        "-x",
-        "-q",
-        "-rf",
-        "--no-header",
-        "--tb=no",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-    ]
-    words.append(str(ROOT / "tests" / "laws" / laws))
+    words = ["-x", "-q", "-rf", "--no-header", "--tb=no", "-p", "no:xdist", "-p",
+             "no:cacheprovider", str(ROOT / "tests" / "laws" / laws)]  # fmt: skip
     if source is None:
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -246,8 +253,8 @@ def main(words: list[str]) -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # import the laws, before processes are forked
         pytest.main(["--collect-only", "-q", "-p", "no:xdist", str(ROOT / "tests" / "laws")])
     survived = 0
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        for mutant, verdict in zip(chosen, pool.imap(judge, chosen), strict=True):
+    with ThreadPoolExecutor(2) as pool:
+        for mutant, verdict in zip(chosen, pool.map(judge_in_fork, chosen), strict=True):
             survived += not verdict.caught
             outcome = "caught  " if verdict.caught else "SURVIVED"
             print(f"{outcome}  {mutant!s:60s} {verdict.seconds:5.1f} s  {verdict.law}", flush=True)
