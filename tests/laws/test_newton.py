@@ -119,6 +119,11 @@ def test_a_missing_client_is_asked_again_at_the_same_point():
         plain.step()
         np.testing.assert_array_equal(run.x, plain.x)
     assert run.costs.missing > 0
+    gone, policy = fp.Faults(gone=(2,), gone_from=1), fp.Policy(patience=1)
+    history = fp.simulate(
+        problem, Newton(), rounds=3, seed=0, options=fp.RunOptions(faults=gone, policy=policy)
+    )
+    assert history.stop_detail == "round 1 failed: no valid reply from client 2"
 
 
 @pytest.mark.parametrize(("f", "slope", "fraction"), [(0.0, 10.0, 0.5), (1e3, 1e3, 0.1)])
