@@ -25,10 +25,9 @@ def _separate_cache(tmp_path_factory):
     """Keep parsed data sets, reference solutions and nodes' states out of the user's home."""
     from fedpage.data import registry
 
-    folder, solutions = tmp_path_factory.mktemp("parsed"), tmp_path_factory.mktemp("reference")
+    folder = tmp_path_factory.mktemp("derived")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "parsed_dir", lambda: folder)
-        patch.setattr(registry, "reference_dir", lambda: solutions)
+        patch.setattr(registry, "derived_dir", lambda kind: folder / kind)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 

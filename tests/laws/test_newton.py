@@ -11,7 +11,7 @@ from scipy.sparse import csr_array
 from support import quadratic, refusal, uneven
 
 import fedpage as fp
-from fedpage.core.hessian import minimise_cubic, newton_step, unpack
+from fedpage.core.hessian import FLOOR, minimise_cubic, newton_step, unpack
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import Replies
 from fedpage.engine.simulate import Simulation
@@ -172,6 +172,12 @@ def test_steps_are_those_of_absolute_eigenvalues(kind, d):
     step = newton_step(H[np.triu_indices(len(g))], g)
     np.testing.assert_allclose(step, absolute_step(H, g), rtol=1e-6)
     assert g @ step > 0
+
+
+def test_eigenvalues_below_the_floor_are_replaced_where_the_hessian_is_definite():
+    g = np.array([1.0, -1.0])  # the eigenvector of 1e-10
+    step = newton_step(np.array([1.0, 1.0 - 1e-10, 1.0]), g)
+    np.testing.assert_allclose(step, g / (2.0 * FLOOR), rtol=1e-6)
 
 
 def test_a_cubic_is_minimised():

@@ -67,7 +67,7 @@ NOT_RISING = "'%s' does not rise above the one before it (2)"
         (b"1 99999999999999999999:1\n", 1, "is outside 1..3"),
         (b"1,2,3\n", 1, "fp.Dataset.from_arrays"),
         (b"\xff\xfe\n", 1, "the label"),
-        (b"", 0, "there is no row in it"),
+        (b"", 0, "no row in it"),
     ],
 )
 def test_errors_name_the_line_and_the_token(tmp_path, text, line, fault):
@@ -117,9 +117,9 @@ def test_arrays_that_cannot_be_used(X, y, clients, why):
 @pytest.mark.parametrize(
     ("clients", "ids", "message"),
     [
-        ([], None, "0 clients and 0 different ids"),
-        ([(ROW, [1])], ["a", "b"], "1 clients and 2 different ids"),
-        ([(ROW, [1]), (ROW, [0])], ["a", "a"], "2 clients and 1 different ids"),
+        ([], None, "0 clients have 0 different ids"),
+        ([(ROW, [1])], ["a", "b"], "1 clients have 2 different ids"),
+        ([(ROW, [1]), (ROW, [0])], ["a", "a"], "2 clients have 1 different ids"),
         ([(ROW, [1]), ([[2.0, 3.0]], [0])], None, "client 1 has X of shape"),
         ([(ROW, [1]), (ROW, [0, 1])], ["a", "b"], "client b has X of shape"),
         ([(ROW, [1]), (np.empty((0, 1)), [])], None, "client 1 has X of shape"),
@@ -194,7 +194,7 @@ def test_digests_depend_on_the_content_only(tmp_path):
 
 
 def test_a_damaged_or_stale_cache_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "parsed_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(registry, "derived_dir", lambda kind: tmp_path / "cache")
     path = tmp_path / "small"
     path.write_bytes(TEXT)
     first = fp.load(path, features=3)

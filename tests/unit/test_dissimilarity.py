@@ -102,12 +102,12 @@ def test_a_convex_plan_has_the_bounds_of_s_dane():
 
 def test_steps_of_theory_take_mu_from_the_l2_regulariser():
     from fedpage.methods.svrp import SVRP
-    from fedpage.runs.build import build_theory_method
+    from fedpage.theory.steps import theory_method
 
     data, entry = fp.load("census", rows=240), fp.METHODS["svrp"]
     problem = fp.LogisticRegression(data, clients=12, reg="l2", alpha=0.1)
-    assert build_theory_method(entry, {"S": 3}, problem) == SVRP.from_theory(problem, mu=0.1, S=3)
+    assert theory_method(entry, {"S": 3}, problem) == SVRP.from_theory(problem, mu=0.1, S=3)
     for reg in ("none", "nonconvex"):
         other = fp.LogisticRegression(data, clients=12, reg=reg)
         with pytest.raises(fp.InputError, match="SVRP needs mu"):
-            build_theory_method(entry, {"S": 3}, other)
+            theory_method(entry, {"S": 3}, other)

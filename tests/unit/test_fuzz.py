@@ -21,7 +21,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def targets():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(registry, "parsed_dir", registry.parsed_dir)  # restored at the end
+        patch.setattr(registry, "derived_dir", registry.derived_dir)  # restored at the end
         found = fuzz.targets(Path(folder))
         assert list(found) == NAMES
         yield found

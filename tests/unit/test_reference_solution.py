@@ -20,7 +20,7 @@ BOTH = ["f_minus_fstar", "distance_to_optimum"]
 def cache(tmp_path, monkeypatch):
     """Keep solutions in a folder of the test's own."""
     folder = tmp_path / "reference"
-    monkeypatch.setattr(registry, "reference_dir", lambda: folder)
+    monkeypatch.setattr(registry, "derived_dir", lambda kind: folder)
     return folder
 
 
@@ -167,14 +167,14 @@ def test_a_damaged_file_is_not_used(data, cache, solved, damage):
 def test_a_cache_that_cannot_be_written_only_costs_time(data, tmp_path, monkeypatch, solved):
     file = tmp_path / "file"
     file.write_text("not a directory")
-    monkeypatch.setattr(registry, "reference_dir", lambda: file / "reference")
+    monkeypatch.setattr(registry, "derived_dir", lambda kind: file / "reference")
     make = PROBLEMS["logistic"]
     assert fp.reference_solution(make(data)).is_minimiser
 
-    def no_home():
+    def no_home(kind):
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(registry, "reference_dir", no_home)
+    monkeypatch.setattr(registry, "derived_dir", no_home)
     assert fp.reference_solution(make(data)).is_minimiser
     assert len(solved) == 2
 

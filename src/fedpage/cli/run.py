@@ -159,7 +159,9 @@ def _prepare(asked: RunCommand, threads: int, source: str) -> tuple[RunCommand, 
     if config.steps == "theory":
         entry = build.find_method(asked.method.name)
         given = build.parse_hyper_parameters(entry, asked.method.hyper)
-        method = build.build_theory_method(entry, given, problem)
+        from fedpage.theory.steps import theory_method
+
+        method = theory_method(entry, given, problem)
         sizes = (f"{key}={word}" for key, word in build.hyper_words(method).items())
         print(f"Steps from theory: {asked.method.name} with {', '.join(sizes)}")
     failing, policy = (None, None) if asked.faults is None else faults.parse(asked.faults, source)

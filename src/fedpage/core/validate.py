@@ -110,6 +110,12 @@ def as_number(value: object) -> float:
         return math.nan
 
 
+def is_finite(values: NDArray[Any]) -> bool:
+    """Return whether every number is finite; a dot product decides unless it overflows."""
+    flat = values.reshape(-1)
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
+
+
 def is_word(value: object, words: Container[str]) -> bool:
     """Return whether a value is one of several words. Arrays and lists are not."""
     return isinstance(value, str) and value in words

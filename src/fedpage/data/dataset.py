@@ -16,7 +16,7 @@ from fedpage.core.display import html_table
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.random import permutation
 from fedpage.core.types import Ints, Vector
-from fedpage.core.validate import as_number, choice
+from fedpage.core.validate import as_number, choice, is_finite
 
 if TYPE_CHECKING:
     from fedpage.data.encoding import Encoding
@@ -110,9 +110,7 @@ class Dataset:
             found = short_repr(y if is_matrix else matrix)
             raise _error(self, f"matrix must be (n, p) or Sparse, and y a vector, not {found}")
         if isinstance(matrix, Sparse) and not matrix.is_valid:
-            raise _error(
-                self, "indptr must rise from 0 to the number of values, and indices be in range"
-            )
+            raise _error(self, "indptr must rise from 0 to len(values), and indices be in range")
         rows = len(matrix[0]) - 1 if isinstance(matrix, Sparse) else len(matrix)
         if rows != len(y):
             raise _error(self, f"X has {rows} rows but y has {len(y)} labels")
@@ -120,10 +118,7 @@ class Dataset:
             raise _error(self, f"it has no rows or no features ({rows} x {self.features})")
         has_ids = self.clients is None or np.shape(self.clients) == (rows,)
         if not has_ids or np.shape(self.columns) not in ((0,), (self.features,)):
-            raise _error(
-                self,
-                f"there must be {rows} client ids or None, and {self.features} columns or none",
-            )
+            raise _error(self, f"needs {rows} client ids or None, and {self.features} columns")
         values = matrix.values if isinstance(matrix, Sparse) else matrix
         for what, numbers in (("X", values), ("y", y)):
             if not is_finite(numbers):
@@ -199,9 +194,7 @@ class Dataset:
             raise _error(name, "clients must be a list of pairs (X, y), and ids a list")
         names: Sequence[Label] = range(len(clients)) if ids is None else ids
         if not clients or not len(names) == len(set(names)) == len(clients):
-            raise _error(
-                name, f"there are {len(clients)} clients and {len(set(names))} different ids"
-            )
+            raise _error(name, f"{len(clients)} clients have {len(set(names))} different ids")
         matrices = [X if issparse(X) else np.asarray(X) for X, _ in clients]
         labels = [np.asarray(y).ravel() for _, y in clients]
         sizes = [len(y) for y in labels]
@@ -430,11 +423,6 @@ class Dataset:
             counts = np.bincount(numbers, minlength=len(self.classes)).tolist()
             facts["labels"] = dict(zip(self.classes, counts, strict=True))
         return html_table(repr(self), (), facts.items(), self.note)
-
-
-def is_finite(values: Vector) -> bool:
-    """Return True if no entry is a NaN or an infinity, without a temporary array."""
-    return math.isfinite(values.min(initial=0.0)) and math.isfinite(values.max(initial=0.0))
 
 
 def _error(data: Dataset | str, text: str) -> InputError:

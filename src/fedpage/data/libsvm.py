@@ -62,9 +62,7 @@ def parse(
     except (ValueError, OverflowError, IndexError):
         _raise_first_error(text, limit, one_based, source)
     if len(y) == 0:
-        raise InputError(
-            f"{source}: there is no row in it; a LIBSVM file has lines such as `1 3:0.5 7:1`"
-        )
+        raise InputError(f"{source}: no row in it; LIBSVM files have lines such as `1 3:0.5 7:1`")
     indices, width = matrix.indices, int(matrix.indices.max(initial=0)) + 1
     falls = np.flatnonzero(indices[1:] <= indices[:-1]) + 1
     if not (

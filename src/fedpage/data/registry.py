@@ -144,14 +144,9 @@ def platform_cache() -> Path:
     return user_cache_path("fedpage", appauthor=False, opinion=False)
 
 
-def parsed_dir() -> Path:
-    """Return the directory that caches the arrays of parsed files."""
-    return platform_cache() / "parsed"
-
-
-def reference_dir() -> Path:
-    """Return the directory that caches the reference solutions of problems."""
-    return platform_cache() / "reference"
+def derived_dir(kind: Literal["parsed", "reference"]) -> Path:
+    """Return the directory that caches arrays of parsed files, or reference solutions."""
+    return platform_cache() / kind
 
 
 def libsvm_file(name: str) -> LibsvmFile:
@@ -338,7 +333,7 @@ def _parse(path: Path, features: int | None, one_based: bool) -> tuple[Vector, S
     """
     check_file(path)
     key = f"|{path.suffix}|{features}|{one_based}|3".encode()
-    stored = parsed_dir() / f"{hashlib.sha256(path.read_bytes() + key).hexdigest()}.npz"
+    stored = derived_dir("parsed") / f"{hashlib.sha256(path.read_bytes() + key).hexdigest()}.npz"
     with (
         contextlib.suppress(Exception),  # a damaged cache only means parsing again
         stored.open("rb") as cached,

@@ -136,9 +136,7 @@ def _choose_columns(
     others = (name for name in names if name not in taken)
     features = list(dict.fromkeys(others if chosen is None else chosen))
     if not features:
-        raise InputError(
-            f"{source}: no column is left to be a feature; the columns are {short_list(names)}"
-        )
+        raise InputError(f"{source}: no column is left to be a feature of {short_list(names)}")
     return label, owner, features, categorical
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +32,7 @@ from fedpage.core.types import (
     StateT,
     Vector,
 )
+from fedpage.core.validate import is_finite
 from fedpage.engine.devices import Clock
 from fedpage.engine.faults import FINE, HUGE, LATE, LOST, WRONG_SHAPE, FaultSampler, corrupt
 from fedpage.engine.policy import Policy
@@ -346,7 +346,7 @@ def validate(
 ) -> Chunk[ReplyT, ClientStateT]:
     """Keep the valid replies of a chunk by their outcomes, (n,), and describe the other faults."""
     replies: Any = chunk.replies
-    if not outcomes.any() and all(_is_finite(part) for part in replies):
+    if not outcomes.any() and all(map(is_finite, replies)):
         return chunk
     delivered = _delivered(outcomes)
     valid = delivered & ((outcomes == FINE) | (outcomes == HUGE))
@@ -423,9 +423,3 @@ def _shape_fault(replies: Any, reply: Any) -> str:
         if row.shape != part.shape[1:]:
             return f"{name} of shape {row.shape} instead of {part.shape[1:]}"
     return ""
-
-
-def _is_finite(part: AnyArray) -> bool:
-    """Return whether every number is finite; a dot product decides unless it overflows."""
-    flat = part.reshape(-1)
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(part).all())

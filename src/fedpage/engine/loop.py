@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from fedpage.core.validate import check_whole
 from fedpage.engine.round import AnyEngine
 from fedpage.engine.stopping import Stop, Watch
 from fedpage.engine.transport import RoundFailed
-from fedpage.runs.checkpoint import Snapshot, make_read_only
+from fedpage.runs.checkpoint import Snapshot
 from fedpage.runs.fingerprint import CodeOwner
 from fedpage.runs.history import History, is_complete
 from fedpage.runs.spec import StopRule
@@ -84,7 +85,7 @@ class Run:
         self._callbacks = check_callbacks(callbacks)
         history = self.history
         info = RunInfo(
-            history.meta, self.rounds, self.rounds_done, lambda: make_read_only(self.snapshot())
+            history.meta, self.rounds, self.rounds_done, lambda: _make_read_only(self.snapshot())
         )
         with ExitStack() as stack:  # every on_run_end is called, even if another one raises
             try:
@@ -203,7 +204,7 @@ class Run:
     def _record(self, record: Mapping[str, float]) -> Mapping[str, float]:
         self.history.append(record)
         for callback in self._callbacks:
-            callback.on_record(dict(self.history.rows[-1]), make_read_only(self.engine.x))
+            callback.on_record(dict(self.history.rows[-1]), _make_read_only(self.engine.x))
         return self.history.rows[-1]
 
     def _add_events(self, events: Sequence[Event]) -> None:
@@ -239,3 +240,16 @@ class Run:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             raise InputError(f"{source}: not a checkpoint of this run") from None
         self._watch, self.history.first_loss = watch, watch.first
+
+
+def _make_read_only(tree: Any) -> Any:
+    """Return a tree with read-only views of its arrays."""
+    if isinstance(tree, np.ndarray):
+        view = tree.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(tree, Mapping):
+        return {key: _make_read_only(part) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_make_read_only(part) for part in tree]
+    return tree

@@ -13,12 +13,13 @@ from fedpage.core.errors import InputError
 from fedpage.core.messages import mean_rows
 from fedpage.core.metrics import Metric, client_quantiles, mean_metrics, row_metrics
 from fedpage.core.types import DType, Ints, Vector
+from fedpage.core.validate import is_finite
 from fedpage.engine.outliers import ClientNorms
 from fedpage.engine.round import mean_evaluations
 from fedpage.engine.stopping import Stop
 from fedpage.flower import messages
 from fedpage.flower.config import EvaluationLevel
-from fedpage.flower.exchange import check_sender, content_of, is_finite, raise_refusal
+from fedpage.flower.exchange import check_sender, content_of, raise_refusal
 from fedpage.problems.base import norm
 from fedpage.runs.checkpoint import Snapshot
 
@@ -127,7 +128,7 @@ class Evaluator:
         width = self._d if self.level == "gradients" else 0
         evaluation = messages.decode_evaluation(content, width, self._dtype, len(self._sent))
         # A metric may be undefined on a client's rows, such as the AUC of one class.
-        if not is_finite((evaluation.loss, evaluation.gradient)):
+        if not all(map(is_finite, (evaluation.loss, evaluation.gradient))):
             raise NotFinite(evaluation)
         loss = float(evaluation.loss[0])
         if loss < self._scale[client] * self._minimum - _ROUNDING:

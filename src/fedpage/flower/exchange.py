@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedpage.core.types import Vector
 from fedpage.flower import messages
 from fedpage.flower.node_errors import NodeRefused
 
@@ -32,11 +30,6 @@ class Wait:
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     pause: float = 1.0
-
-
-def is_finite(arrays: Iterable[Vector]) -> bool:
-    """Return whether every number is finite."""
-    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def check_sender(client: int, sender: int) -> None:

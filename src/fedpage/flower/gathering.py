@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedpage.core.errors import InputError
 from fedpage.core.messages import layout_of
+from fedpage.core.validate import is_finite
 from fedpage.flower import messages
 from fedpage.flower.agreement import (
     Agreement,
@@ -19,7 +20,7 @@ from fedpage.flower.agreement import (
     combine_statistics,
     compute_scales,
 )
-from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_finite
+from fedpage.flower.exchange import Wait, check_sender, content_of, exchange
 from fedpage.flower.nodes import (
     NO_NODE,
     Node,
@@ -212,7 +213,7 @@ class Gathering:
         numbers = [p for p, name in enumerate(agreement.columns) if name not in categories]
         rows, parts = self._collect(nodes, agreement, len(numbers))
         total = combine_statistics(rows, parts)
-        if not is_finite(total):
+        if not all(map(is_finite, total)):
             raise InputError("the statistics of all sites together are not finite numbers")
         means, scales = np.zeros(len(agreement.columns)), np.ones(len(agreement.columns))
         means[numbers] = total.means
@@ -247,7 +248,7 @@ class Gathering:
                     statistics = messages.decode_fields(reply.content, layout)
                     if answer.rows != nodes[client].rows:
                         raise messages.ProtocolError("it has another number of rows than before")
-                    if not is_finite(statistics) or bool((statistics.squares < 0.0).any()):
+                    if not all(map(is_finite, statistics)) or (statistics.squares < 0).any():
                         raise messages.ProtocolError("its statistics are not finite or negative")
                     found[client] = statistics
                 except messages.ProtocolError as error:

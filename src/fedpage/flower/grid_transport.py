@@ -23,11 +23,12 @@ from fedpage.core.types import (
     StateT,
     Vector,
 )
+from fedpage.core.validate import is_finite
 from fedpage.engine.transport import Chunk, Rejection
 from fedpage.flower import messages
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.backoff import Backoff
-from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_error, is_finite
+from fedpage.flower.exchange import Wait, check_sender, content_of, exchange, is_error
 from fedpage.flower.nodes import Node, Requirements, compare, describe_nodes, make_problem
 
 
@@ -149,7 +150,7 @@ class GridTransport(Generic[StateT, MessageT, ReplyT, ClientStateT]):
             if answer.round != now:
                 reason = f"late: it belongs to round {answer.round}"
                 rejected.append(Rejection(client, reason))
-            elif not is_finite(reply):
+            elif not all(map(is_finite, reply)):
                 rejected.append(Rejection(client, "not finite", reply))
             else:
                 valid[client] = reply

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
-from fedpage.data.dataset import Dataset, Label, Sparse, is_finite
+from fedpage.core.validate import is_finite
+from fedpage.data.dataset import Dataset, Label, Sparse
 from fedpage.problems.losses import SOFTMAX, Loss
 
 Classes: TypeAlias = tuple[Label, ...]

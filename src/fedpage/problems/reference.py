@@ -214,7 +214,7 @@ def _file(problem: Problem) -> Path | None:
     key = {name: value for name, value in about.items() if name not in apart}
     text = json.dumps([_FORMAT, __version__, key], sort_keys=True, default=str)
     name = hashlib.sha256(text.encode()).hexdigest()
-    return registry.reference_dir() / f"{name}.npy"
+    return registry.derived_dir("reference") / f"{name}.npy"
 
 
 def _read(problem: Problem, convex: bool) -> Reference | None:

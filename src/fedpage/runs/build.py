@@ -18,15 +18,12 @@ from fedpage.data.files import table_suffix
 from fedpage.data.partition import Partition, partition_from_text
 from fedpage.data.registry import DATASETS
 from fedpage.methods import METHODS, MethodEntry
-from fedpage.methods.base import find_theorem
 from fedpage.methods.fair import (
     at_step,
-    default_method,
     match_terms,
     replace_given,
     step_sizes,
 )
-from fedpage.methods.schedules import with_step
 from fedpage.problems import OBJECTIVES, LinearModel
 from fedpage.problems.losses import REGULARISERS, Reg
 from fedpage.problems.objectives import Objective
@@ -208,11 +205,8 @@ def find_metrics(text: str) -> list[str | Callable[..., float]]:
     Raises:
         InputError: If a file has no such function.
     """
-    found: list[str | Callable[..., float]] = []
-    for word in _split_names(text):
-        path, at, name = word.rpartition("@")
-        found.append(_import_own(path, name, "metric", "function") if at else word)
-    return found
+    words = (word.rpartition("@") for word in _split_names(text))
+    return [_import_own(path, n, "metric", "function") if at else n for path, at, n in words]
 
 
 def record_target(config: ProblemConfig, target: Target) -> ProblemConfig:
@@ -309,35 +303,6 @@ def build_fair_method(text: str, *, N: int, M: int, S: int, K: int, step: float)
     sizes = step_sizes(method)
     method = replace_given(entry, method, given)
     return method if sizes & given.keys() or not given else at_step(method, step)
-
-
-def build_theory_method(
-    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: LinearModel
-) -> AnyMethod:
-    """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
-
-    Raises:
-        InputError: If a step size is given too, or there is no theorem for the method.
-    """
-    from fedpage.methods.from_theory import apply_theorem
-    from fedpage.theory.steps import quoted_step
-
-    method = default_method(entry, given, problem)
-    if chosen := {"eta", "eta_g", "eta_l", "p"} & set(given):
-        raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
-    if find_theorem(entry.cls) is not None:
-        mu = problem.alpha * float(problem._scale.min()) if problem.is_strongly_convex else None
-        try:
-            return apply_theorem(entry, method, given, problem, mu)
-        except InputError as error:
-            raise InputError(f"--steps theory: {error}") from None
-    if (step := quoted_step(method, problem)) is not None:
-        return with_step(method, step)
-    sizes = sorted(step_sizes(method) & dataclass_fields(entry.cls).keys())
-    raise InputError(
-        f"--steps theory: no theorem gives step sizes for {entry.label}; "
-        f"give {' and '.join(sizes)}, or use `fedpage tune`"
-    )
 
 
 def hyper_words(method: AnyMethod) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -104,8 +104,7 @@ def state_from_tree(template: Any, tree: Any, source: str) -> Any:
         if not isinstance(tree, dict) or list(tree) != list(template._fields):
             raise InputError(f"{source}: the state is not a {type(template).__name__}")
         parts = zip(template, tree.values(), strict=True)
-        build: Callable[..., object] = type(template)
-        return build(*(state_from_tree(old, part, source) for old, part in parts))
+        return type(template)(*(state_from_tree(old, part, source) for old, part in parts))
     if isinstance(template, np.generic):
         return template.dtype.type(tree)
     if isinstance(template, np.ndarray):
@@ -115,17 +114,4 @@ def state_from_tree(template: Any, tree: Any, source: str) -> Any:
                 f"{source}: an array of the state has another shape or type than the method's"
             )
         return found
-    return tree
-
-
-def make_read_only(tree: Any) -> Any:
-    """Return a tree with read-only views of its arrays."""
-    if isinstance(tree, np.ndarray):
-        view = tree.view()
-        view.flags.writeable = False
-        return view
-    if isinstance(tree, Mapping):
-        return {key: make_read_only(part) for key, part in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [make_read_only(part) for part in tree]
     return tree

@@ -21,7 +21,6 @@ from fedpage.methods.schedules import Schedule, schedules_of
 from fedpage.runs.config import drop_none
 from fedpage.runs.toml import digest, flatten
 
-_OF_CODECS = ("code.up", "code.down")
 _OWNERS = {
     "code.up": "the codec",
     "code.down": "the codec",
@@ -115,8 +114,9 @@ def check_same_run(then: Mapping[str, object], now: Mapping[str, object], source
         source: The directory's name.
     """
     old, new = flatten(then), flatten(now)
-    changed = [key for key in {*old, *new} if old.get(key) != new.get(key)]
-    changed.sort(key=lambda key: (key in _OF_CODECS, key))  # name another codec before its code
+    different = (key for key in {*old, *new} if old.get(key) != new.get(key))
+    # another codec is named before its code
+    changed = sorted(different, key=lambda key: (_OWNERS.get(key) == "the codec", key))
     if not changed:
         return
     first = changed[0]

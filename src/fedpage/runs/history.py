@@ -126,8 +126,7 @@ class History:
         """
         values = np.array([read_column(row, column) for row in self.rows], dtype=np.float64)
         if self.rows and np.isnan(values).all() and column not in self.columns:
-            derived = DERIVED if "bytes_up" in self.columns else ()
-            known = dict.fromkeys([*self.columns, *derived])
+            known = dict.fromkeys(self.columns + [*DERIVED] * ("bytes_up" in self.columns))
             hint = did_you_mean(column, known)
             raise InputError(f"no column {short_repr(column)};{hint} there are {', '.join(known)}")
         return values
@@ -180,9 +179,7 @@ class History:
         values = self[column][self.progress()]
         higher = self.higher_is_better(column)
         values = values[~np.isnan(values)]
-        if not len(values):
-            return -math.inf if higher else math.inf
-        return float(values.max() if higher else values.min())
+        return float(values.max(initial=-math.inf) if higher else values.min(initial=math.inf))
 
     def complete(self) -> NDArray[np.bool_]:
         """Return a mask (records,) of the records that all clients measured; see `is_complete`."""

@@ -301,22 +301,20 @@ class RunStore:
         self._body.update(line)
         self._size += len(line)
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes = b"", *, sync: bool = False) -> None:
+        """Append to history.jsonl; with `sync`, wait until all of it is on the disk."""
         assert self._stream is not None
         done = 0
         while done < len(line):
             done += self._stream.write(line[done:])
-
-    def _sync(self) -> None:
-        """Wait until the lines of history.jsonl are on the disk."""
-        assert self._stream is not None
-        os.fsync(self._stream.fileno())
+        if sync:
+            os.fsync(self._stream.fileno())
 
     def write_end(self, history: History) -> None:
         """Write the last model beside history.jsonl, and append the end of the run to it."""
         with self._explain_os_errors():
-            self._write(end_line(history, self.history_path, self._header, self._body))
-            self._sync()
+            line = end_line(history, self.history_path, self._header, self._body)
+            self._write(line, sync=True)
 
     def mark(self) -> HistoryMark:
         """Return how much of history.jsonl is written, for a checkpoint that is written later."""
@@ -341,7 +339,7 @@ class RunStore:
         name = f"{round:09d}-{hashlib.sha256(data).hexdigest()[:16]}.npz"
         path = self.path / "checkpoints" / name
         with self._explain_os_errors():
-            self._sync()  # the checkpoint counts on these records
+            self._write(sync=True)  # the checkpoint counts on these records
             put(path, data)
         found = self._checkpoints()
         kept = found[:_CHECKPOINTS_KEPT]

@@ -8,17 +8,22 @@ mean over rounds, except for the strongly convex theorems, which bound the last 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from fedpage.core.capabilities import is_convex
 from fedpage.core.errors import InputError
-from fedpage.core.types import AnyMethod, Problem
+from fedpage.core.types import AnyMethod, HyperParameter, Problem
 from fedpage.core.validate import check_whole
-from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE
+from fedpage.methods import PAGE, SCAFFOLD, FedAvg, FedPAGE, MethodEntry
+from fedpage.methods.base import find_theorem
+from fedpage.methods.fair import default_method, step_sizes
+from fedpage.methods.from_theory import apply_theorem
 from fedpage.methods.scallion import SCALLION
+from fedpage.methods.schedules import with_step
 from fedpage.methods.steps import (
     check_variant,
     fedpage_nonconvex,
@@ -27,6 +32,7 @@ from fedpage.methods.steps import (
     page_nonconvex,
     page_strongly_convex,
 )
+from fedpage.problems import LinearModel
 from fedpage.theory.constants import heterogeneity, reference
 from fedpage.theory.tables import check_number
 
@@ -433,16 +439,35 @@ def fedavg_steps(
     return FedAvg(S=S, K=K, eta_g=eta_g).with_step(1 / ((6 if convex else 8) * (1 + B**2) * L))
 
 
-def quoted_step(method: AnyMethod, problem: Problem) -> float | None:
-    """Return the effective step of `scaffold_steps` or `fedavg_steps` on a problem.
+def theory_method(
+    entry: MethodEntry, given: Mapping[str, HyperParameter], problem: LinearModel
+) -> AnyMethod:
+    """Return a method with the step sizes of its theorem on a problem, as `--steps theory` does.
 
-    Returns:
-        The step, or None if the method is neither SCAFFOLD nor plain FedAvg.
+    Raises:
+        InputError: If a step size is given too, or there is no theorem for the method.
     """
-    if isinstance(method, SCALLION) or not isinstance(method, SCAFFOLD | FedAvg):
-        return None
-    if isinstance(method, FedAvg) and type(method) is not FedAvg:  # subclasses are not covered
-        return None
+    method = default_method(entry, given, problem)
+    if chosen := {"eta", "eta_g", "eta_l", "p"} & set(given):
+        raise InputError(f"--steps theory chooses {', '.join(sorted(chosen))}; leave it out")
+    if find_theorem(entry.cls) is not None:
+        mu = problem.alpha * float(problem._scale.min()) if problem.is_strongly_convex else None
+        try:
+            return apply_theorem(entry, method, given, problem, mu)
+        except InputError as error:
+            raise InputError(f"--steps theory: {error}") from None
+    is_scaffold = isinstance(method, SCAFFOLD) and not isinstance(method, SCALLION)
+    if is_scaffold or type(method) is FedAvg:  # subclasses of FedAvg are not covered
+        return with_step(method, _quoted_step(method, problem))
+    sizes = sorted(step_sizes(method) & {field.name for field in fields(entry.cls)})
+    raise InputError(
+        f"--steps theory: no theorem gives step sizes for {entry.label}; "
+        f"give {' and '.join(sizes)}, or use `fedpage tune`"
+    )
+
+
+def _quoted_step(method: Any, problem: Problem) -> float:
+    """Return the effective step of `scaffold_steps` or `fedavg_steps` on a problem."""
     method.init(np.zeros(problem.d), problem.N)  # checks S
     L, N, S, K = problem.smoothness().row, problem.N, method.S, method.K
     convex = is_convex(problem)
