@@ -146,6 +146,7 @@ def test_wrong_arguments_of_simulate_are_refused(options, why):
 def test_wrong_arguments_of_sweep_are_refused(options):
     given = {"problem": census(), "methods": [fp.FedAvg(S=5)], "rounds": 1, "seeds": 1, **options}
     assert f"{next(iter(options))} must be" in refusal(fp.sweep, **given)
+    assert "method must be" in refusal(fp.sweep, **{**given, "methods": [3], "seeds": 1, "jobs": 1})
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from fedpage.core.columns import RecordEvery
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.files import check_path
 from fedpage.core.types import AnyMethod, Problem
+from fedpage.engine.simulate import check_is_method
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, StopRule
 from fedpage.studies.run_archive import CallbackFactory, slug
@@ -90,6 +91,8 @@ def study_of_methods(
     methods = list(methods)
     if not methods:
         raise InputError("nothing to run: give at least one method")
+    for method in methods:
+        check_is_method(method)
     names = [f"{number}-{slug(method.name)}" for number, method in enumerate(methods)]
     tables = dict(zip(names, methods, strict=True))
     study = Study({"problem": problem}, tables, seeds=seeds, store=None, **settings)
