@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 60
-"""With more clients than this, shares of labels are drawn as bands instead of rows as cells."""
+"""With more clients than this, they are sorted and not named."""
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""The quantiles of a client's targets that are drawn."""
 _MOST_LABELS = 100
 """With more different whole numbers than this, labels are targets of a regression."""
 _NAMED = 30
@@ -56,9 +57,9 @@ def plot_partition(
 ) -> Figure:
     """Draw the labels and the number of rows of each client.
 
-    Up to 60 clients are drawn as a map with a cell for each label of each client, whose shade is
-    the number of rows. More clients are drawn as bands of the labels' shares, and their sizes in
-    descending order. Targets of a regression are drawn by their quantiles at each client.
+    Below the sizes is a map with a cell for each label of each client, whose shade is the number of
+    rows. Targets of a regression are drawn by their quantiles at each client. More than 60 clients
+    are sorted by their labels or targets.
 
     Args:
         problem_or_data: A problem over rows, such as `LogisticRegression`, or a Dataset.
@@ -79,25 +80,35 @@ def plot_partition(
         partition, path = None, partition
     data, partition = _find_rows(problem_or_data, partition)
     counted = count_labels(data, partition)
-    is_wide = partition.N > MANY
+    if counted is None:
+        rows = (partition.rows(i) for i in range(partition.N))
+        shown = np.array([np.quantile(data.y[own], _QUANTILES) for own in rows]).T
+        order, height = np.argsort(shown[2], kind="stable"), 1.8
+    else:
+        labels, shown = counted
+        shares = shown / shown.sum(axis=0)
+        order = np.lexsort((np.arange(len(labels)) @ shares, shares.argmax(axis=0)))
+        height = min(max(0.35 * len(labels), 1.2), 8.0)
+    is_sorted = partition.N > MANY
+    if not is_sorted:
+        order = np.arange(partition.N)
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")
     title = f"{_shorten(data.name, 40)}, {_shorten(partition.name, 80)}"
     figure.suptitle(title, fontsize=10)
-    if is_wide:
-        content, sizes = figure.subplots(1, 2, width_ratios=(3, 2))
-    else:
-        height = 1.8 if counted is None else min(max(0.35 * len(counted[0]), 1.2), 8.0)
-        sizes, content = figure.subplots(2, 1, sharex=True, height_ratios=(1.1, height))
-        figure.set_size_inches(9.0, 2.0 + height + _name_clients(content, partition))
+    sizes, content = figure.subplots(2, 1, sharex=True, height_ratios=(1.1, height))
     for ax in (sizes, content):
         ax.spines[["top", "right"]].set_visible(False)
-    _draw_sizes(sizes, partition.sizes, is_wide=is_wide)
+    _draw_sizes(sizes, partition.sizes[order])
     if counted is None:
-        _draw_targets(content, data.y, partition, is_wide=is_wide)
-    elif is_wide:
-        _draw_share_bands(content, *counted)
+        _draw_targets(content, shown[:, order])
     else:
-        _draw_counts(figure, content, *counted)
+        _draw_counts(figure, content, labels, shown[:, order])
+    if is_sorted:
+        content.set_xlabel(f"clients, sorted by their {'targets' if counted is None else 'labels'}")
+        names = 0.0
+    else:
+        names = _name_clients(content, partition)
+    figure.set_size_inches(9.0, 2.0 + height + names)
     if path is not None:
         write_figure(figure, path, dpi=160)
     return figure
@@ -129,14 +140,12 @@ def _find_rows(given: Any, partition: object) -> tuple[Dataset, Partition]:
     return data, partition
 
 
-def _draw_sizes(ax: Axes, sizes: Ints, *, is_wide: bool) -> None:
+def _draw_sizes(ax: Axes, sizes: Ints) -> None:
     """Draw the numbers of rows, on a logarithmic axis where they differ much."""
     from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 
-    if is_wide:
-        ax.stairs(np.sort(sizes)[::-1], fill=True, color=ACCENT)
-        ax.set_xlim(0, len(sizes))
-        ax.set_xlabel("clients, the largest first")
+    if len(sizes) > MANY:
+        ax.stairs(sizes, np.arange(len(sizes) + 1) - 0.5, fill=True, color=ACCENT)
     else:
         ax.bar(np.arange(len(sizes)), sizes, color=ACCENT, width=0.8)
     if sizes.max() > 50 * sizes.min():
@@ -168,47 +177,15 @@ def _draw_counts(figure: Figure, ax: Axes, labels: list[str], counts: Ints) -> N
     scale.ax.tick_params(labelsize=8)
 
 
-def _draw_share_bands(ax: Axes, labels: list[str], counts: Ints) -> None:
-    """Draw the labels' shares of each client's rows as bands, clients sorted by them."""
-    shares = counts / counts.sum(axis=0)
-    main = shares.argmax(axis=0)
-    order = np.lexsort((-shares[main, np.arange(len(main))], main))
-    if len(labels) == 2:
-        order = np.argsort(shares[1], kind="stable")
-    shares = shares[:, [*order, order[-1]]]  # a step ends where the next one begins
-    every = -(-len(labels) // 20)
-    names = ["_nolegend_" if i % every else _shorten(label) for i, label in enumerate(labels)]
-    ax.stackplot(
-        np.arange(shares.shape[1]), shares, labels=names, colors=_label_colours(len(labels)),
-        step="post", linewidth=0,
-    )  # fmt: skip
-    ax.set_xlim(0, counts.shape[1])
-    ax.set_ylim(0, 1)
-    ax.set_xlabel("clients, sorted by their labels")
-    ax.set_ylabel("share of labels")
-    ax.legend(
-        title="label", frameon=False, fontsize=8, title_fontsize=8, loc="center left",
-        bbox_to_anchor=(1.0, 0.5), handlelength=1.0, reverse=True,
-    )  # fmt: skip
-
-
-def _draw_targets(ax: Axes, y: Vector, partition: Partition, *, is_wide: bool) -> None:
-    """Draw the quantiles of each client's targets, of many clients sorted by the median."""
-    rows = (partition.rows(i) for i in range(partition.N))
-    quantiles = np.array([np.quantile(y[own], (0.05, 0.25, 0.5, 0.75, 0.95)) for own in rows]).T
-    ax.set_ylabel("target")
-    if is_wide:
-        quantiles = quantiles[:, np.argsort(quantiles[2], kind="stable")]
-        ax.set_xlim(-0.5, partition.N - 0.5)
-        ax.set_xlabel("clients, sorted by the median")
+def _draw_targets(ax: Axes, quantiles: Vector) -> None:
+    """Draw the quantiles of each client's targets, (5, N)."""
     low, lower, middle, upper, high = quantiles
-    clients = np.arange(partition.N)
-    outer, inner, mark, edge = (3.0, 3.0, ",k", "k") if is_wide else (1.5, 5.0, "ow", ACCENT)
-    ax.vlines(clients, low, high, color=PALE, linewidth=outer, label="5% to 95%")
-    ax.vlines(clients, lower, upper, color=ACCENT, linewidth=inner, label="25% to 75%")
-    ax.plot(clients, middle, mark, markeredgecolor=edge, markersize=5, label="median")
-    place: dict[str, Any] = {} if is_wide else {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-    ax.legend(frameon=False, fontsize=8, **place)
+    clients, width = np.arange(len(middle)), min(5.0, 400 / len(middle))
+    ax.vlines(clients, low, high, color=PALE, linewidth=0.3 * width, label="5% to 95%")
+    ax.vlines(clients, lower, upper, color=ACCENT, linewidth=width, label="25% to 75%")
+    ax.plot(clients, middle, "ok", markersize=width, label="median")
+    ax.set_ylabel("target")
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _name_clients(ax: Axes, partition: Partition) -> float:
@@ -227,16 +204,6 @@ def _name_clients(ax: Axes, partition: Partition) -> float:
     is_tight = longest * clients > 90
     ax.set_xticks(range(clients), names, fontsize=8, rotation=90 if is_tight else 0)
     return 0.075 * longest if is_tight else 0.0
-
-
-def _label_colours(labels: int) -> Sequence[Any]:
-    from matplotlib import colormaps
-
-    if labels <= 2:
-        return [ACCENT, "#E69F00"]
-    if labels <= 10:
-        return list(colormaps["tab10"](range(labels)))
-    return list(colormaps["turbo"](np.linspace(0, 1, labels)))
 
 
 def _shorten(name: str, most: int = 22) -> str:
