@@ -10,7 +10,6 @@ import pytest
 
 from fedpage.core.errors import InputError
 from fedpage.data import libsvm, registry
-from fedpage.studies.paper import tuning
 
 NAMES = [
     "libsvm", "libsvm-zero", "libsvm-3", "libsvm-zero-10", "study",
@@ -118,11 +117,3 @@ def test_the_fuzzer_detects_broken_readers(targets):
                     fuzz.is_accepted(target, data) or True
                     for data in (b"1 1:2\n", b"x", b"1 1:1_0\n")
                 )
-
-
-def test_a_damaged_search_of_the_paper_is_named(tmp_path):
-    path = tmp_path / "a9a.json"
-    for text in ("{", "[1]", "[" * 100_000, '[{"panel": "x", "eta_g": "a", "within_tenth": []}]'):
-        path.write_text(text)
-        with pytest.raises(InputError, match=r"a9a\.json: not a result of the search"):
-            tuning.load(None, "local-steps/a9a", None, path)

@@ -15,7 +15,7 @@ import typer
 from fedpage.cli import options
 from fedpage.cli.common import continues, prepare_out, progress_bar
 from fedpage.cli.options import Document
-from fedpage.cli.output import log, print_table
+from fedpage.cli.output import print_table
 from fedpage.cli.study import print_claims
 from fedpage.core.errors import InputError
 from fedpage.data import registry
@@ -90,7 +90,8 @@ def reproduce(config: ReproduceConfig) -> Document:
         with continues(out), progress_bar("runs") as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
-    tuned = _load_tuned(searches, out)
+    known = {name: tuning.load(study, name, grid, out) for study, name, grid in searches}
+    tuned = {name: rows for name, rows in known.items() if rows is not None}
     if name == "all" and not config.quick and config.data is None:
         tuned |= _tune([each for each in searches if each[1] not in tuned], out, jobs)
     results = [StudyResults(study) for study in studies]
@@ -140,19 +141,5 @@ def _tune(searches: Sequence[Search], out: Path, jobs: int) -> dict[str, list[tu
             rows = tuning.search(study, name, grid, out, jobs, progress)
         table = tuning.table(name, grid, rows)
         print_table(table, wrapped=table.headings[-1:])
-        print(f"Written to {tuning.result_file(out, name)}")
         found[name] = rows
-    return found
-
-
-def _load_tuned(searches: Sequence[Search], out: Path) -> dict[str, list[tuning.TunedCurve]]:
-    """Load the searches for step sizes that belong to these studies, by figure."""
-    found = {}
-    for study, name, grid in searches:
-        path = tuning.result_file(out, name)
-        rows = tuning.load(study, name, grid, path)
-        if rows is not None:
-            found[name] = rows
-        elif path.is_file():
-            log(f"{path}: of other data, code or versions, and not used; search with --tune")
     return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -14,10 +14,8 @@ import numpy as np
 
 from fedpage.core.columns import Target
 from fedpage.core.errors import InputError
-from fedpage.core.files import put
 from fedpage.report.plots import FigureRuns
 from fedpage.report.tables import Table
-from fedpage.runs.toml import digest
 from fedpage.studies.claims import FAILS, HOLDS, UNDECIDED, Claim, Finding
 from fedpage.studies.paper.book import TuningTable
 from fedpage.studies.run_archive import open_source
@@ -45,14 +43,9 @@ class TunedCurve(TypedDict):
 
 
 def search(
-    study: Study,
-    figure: str,
-    grid: TuningTable,
-    out: Path,
-    jobs: int,
-    progress: Progress,
+    study: Study, figure: str, grid: TuningTable, out: Path, jobs: int, progress: Progress
 ) -> list[TunedCurve]:
-    """Tune every curve of a figure and write the results to tuning/<figure>.json.
+    """Tune every curve of a figure, and keep the trials in tuning/<figure>.jsonl.
 
     A search that was interrupted continues from its finished runs.
 
@@ -67,47 +60,54 @@ def search(
     Returns:
         A row for each curve and each meaning of the target.
     """
-    rows = []
+    return list(_tune_curves(study, figure, grid, out, jobs=jobs, report=progress))
+
+
+def load(study: Study, figure: str, grid: TuningTable, out: Path) -> list[TunedCurve] | None:
+    """Return what `search` has found, or None if it has not ended.
+
+    Trials of other data, code or versions do not count.
+    """
+    with suppress(InputError):  # no trial is known
+        return list(_tune_curves(study, figure, grid, out, max_runs=0))
+    return None
+
+
+def _tune_curves(
+    study: Study, figure: str, grid: TuningTable, out: Path, report: Progress | None = None,
+    **options: Any,
+) -> Iterator[TunedCurve]:  # fmt: skip
     sources, every = study.restrict([figure]).sources(), study.config.record_every
     curves = [curve for name in sources for curve in study.curves if curve.problem == name]
     for curve, hold in product(curves, _HOLDS):
         problem, method = open_source(sources[curve.problem]), cast(Any, curve.value)
         panel = f"{problem.N:,} clients"
+        note = f"{panel}, {curve.label}"
         found = tune(
             problem, method, target=Target(value=grid.target, hold=hold),
             search={"eta_g": grid.eta_g} | ({"rho": grid.rho} if method.K > 1 else {}),
             fixed_grid=True, rounds=study.config.rounds, limit=study.config.rounds,
             record_every=every if isinstance(every, int) else 10,
-            seeds=grid.seeds, held_out_seeds=grid.seeds, jobs=jobs,
-            store=out / "tuning" / f"{figure}.jsonl",
-            progress=lambda done, *_, what=f"{panel}, {curve.label}": progress(done, None, what),
-        ).first  # fmt: skip
-        best: Any = found.method
-        paid = (math.inf,) if found.sample is None else found.sample.costs
+            seeds=grid.seeds, held_out_seeds=grid.seeds, store=out / "tuning" / f"{figure}.jsonl",
+            progress=report and (lambda done, *_, note=note: report(done, None, note)), **options,
+        )  # fmt: skip
+        if found.cut:
+            raise InputError(f"{figure}: {found.cut}")
+        chosen = found.first
+        best: Any = chosen.method
+        paid = (math.inf,) if chosen.sample is None else chosen.sample.costs
         quartiles = np.quantile(paid, (0.25, 0.5, 0.75), method="nearest").tolist()
-        near = {cast(Any, tried).eta_g for tried, score in found.scores if score.ratio <= 1.1}
-        rows.append(
-            TunedCurve(
-                panel=panel,
-                label=curve.label,
-                hold=hold,
-                K=best.K,
-                eta_g=best.eta_g,
-                rho=round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None,
-                rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
-                within_tenth=sorted(near),
-            )
+        near = {cast(Any, tried).eta_g for tried, score in chosen.scores if score.ratio <= 1.1}
+        yield TunedCurve(
+            panel=panel,
+            label=curve.label,
+            hold=hold,
+            K=best.K,
+            eta_g=best.eta_g,
+            rho=round(best.K * best.local_step / best.eta_g, 6) if best.K > 1 else None,
+            rounds_on_held_out_seeds=[v if math.isfinite(v) else None for v in quartiles],
+            within_tenth=sorted(near),
         )
-    path = result_file(out, figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = {"key": _key(study, figure, grid), "digest": digest({"rows": rows}), "rows": rows}
-    put(path, json.dumps(table, indent=2).encode("utf-8") + b"\n")
-    return rows
-
-
-def result_file(out: Path, figure: str) -> Path:
-    """Return the file of the results of a search."""
-    return out / "tuning" / f"{figure}.json"
 
 
 def table(figure: str, grid: TuningTable, rows: Sequence[TunedCurve]) -> Table:
@@ -126,34 +126,6 @@ def table(figure: str, grid: TuningTable, rows: Sequence[TunedCurve]) -> Table:
         cells.append((row["panel"], row["label"], reached, f"{row['eta_g']:g}", rho, paid, near))
     caption = f"{figure}: fewest rounds to {grid.target:g}"
     return replace(Table.of_texts(headings, cells), caption=caption)
-
-
-def load(study: Study, figure: str, grid: TuningTable, path: Path) -> list[TunedCurve] | None:
-    """Load what `search` has found for this study, or None if it found nothing for it.
-
-    Raises:
-        InputError: The file is damaged, or is not the result of a search.
-    """
-    if not path.is_file():
-        return None
-    try:
-        table = json.loads(path.read_bytes())
-        rows: list[TunedCurve] = table["rows"]
-        if table["digest"] != digest({"rows": rows}):
-            raise ValueError
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise InputError(
-            f"{path}: not a result of the search; remove it and run with --tune again"
-        ) from None
-    return rows if table["key"] == _key(study, figure, grid) else None
-
-
-def _key(study: Study, figure: str, grid: TuningTable) -> str:
-    """Return a digest of the search's grid and of all that the figure's runs depend on."""
-    first = study.config.seed_list[0]
-    plans = study.restrict([figure]).plans
-    runs = sorted(plan.key for key, plan in plans.items() if key.seed == first)
-    return digest({"grid": asdict(grid), "holds": _HOLDS, "runs": runs})
 
 
 def check_steps(
