@@ -81,7 +81,7 @@ def winners(lines: Sequence[Line], target: float, cost: str) -> set[str]:
     reached = {title: each for title, each in judgements.items() if math.isfinite(each.median)}
     if not reached:
         return set()
-    return {place.name for place in ranking(reached) if place.is_tied}
+    return {name for name, (_, is_tied) in ranking(reached).items() if is_tied}
 
 
 def distinct(lines: Sequence[Line]) -> list[Line]:

@@ -187,53 +187,38 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-@dataclass(frozen=True)
-class Place:
-    """A method's place in a ranking.
-
-    Attributes:
-        name: The method.
-        sample: Its costs.
-        p_value: The p-value of the comparison with the first, adjusted by Holm's method.
-        is_tied: Whether it is the first, or does not differ significantly from it. A method that no
-            seed brings to the target is not tied with one that all seeds bring there.
-    """
-
-    name: str
-    sample: CostSample
-    p_value: float
-    is_tied: bool
-
-
-def ranking(samples: Mapping[str, CostSample], *, alpha: float = ALPHA) -> list[Place]:
+def ranking(
+    samples: Mapping[str, CostSample], *, alpha: float = ALPHA
+) -> dict[str, tuple[float, bool]]:
     """Rank methods by their median costs, and test which differ from the first.
 
     The first is chosen by the same costs that it is then compared by. All pairs are therefore
-    compared and adjusted for, not only those with the first.
+    compared and adjusted for, not only those with the first. A method that no seed brings to the
+    target is not tied with one that all seeds bring there.
 
     Args:
         samples: The costs by method.
         alpha: The probability of calling any two equal methods different.
 
     Returns:
-        The places, best first.
+        By method, best first: the p-value of the comparison with the first, adjusted by Holm's
+        method, and whether the method is tied with the first, or is the first.
 
     >>> costs = {"b": (5.0, 6.0, 7.0, 8.0), "a": (1.0, 2.0, 3.0, 4.0), "c": (1.5, 2.5, 3.5, 4.5)}
-    >>> places = ranking({name: CostSample(values) for name, values in costs.items()}, alpha=0.1)
-    >>> [(place.name, place.is_tied) for place in places]
+    >>> found = ranking({name: CostSample(values) for name, values in costs.items()}, alpha=0.1)
+    >>> [(name, is_tied) for name, (p, is_tied) in found.items()]
     [('a', True), ('c', True), ('b', False)]
     """
     names = sorted(samples, key=lambda name: samples[name].order)
     pairs = list(itertools.combinations(names, 2))
     tests = [rank_test(samples[one].costs, samples[other].costs) for one, other in pairs]
     adjusted = dict(zip(pairs, holm(tests), strict=True))
-    first = samples[names[0]]
-    places = []
+    first, found = samples[names[0]], {}
     for name in names:
         p = adjusted.get((names[0], name), 1.0)
         fails = samples[name].reached == 0 and first.reached == first.seeds
-        places.append(Place(name, samples[name], p, p >= alpha and not fails))
-    return places
+        found[name] = p, p >= alpha and not fails
+    return found
 
 
 def needed_seeds(methods: int, *, alpha: float = ALPHA) -> int:

@@ -238,7 +238,8 @@ def choose(
         seeds: The seeds of the last stage; each is paired over all candidates.
         held_out_seeds: The number of other seeds, on which the last methods are evaluated.
         record_every: Rounds between records, fewer if the best method needs few rounds.
-        rounds: The most rounds of a run.
+        rounds: The most rounds of a run. As in `tune`, no run computes more than ten times the
+            gradients of so many rounds, here of the median method.
         jobs: The most processes, for runs that are long enough for several. If None, joblib's
             current backend decides.
         costs: Latency, bandwidth and speed, for estimated seconds.
@@ -282,7 +283,8 @@ def choose(
             f"for all pairs; use at least {least}"
         )
     every = min(record_every, max(1, rounds // 40))  # a target must hold for several records
-    question = replace(question, record_every=every)
+    gradients = _MORE * rounds * median(each.probe.last("gradients") for each in candidates)
+    question = replace(question, record_every=every, gradients=gradients)
     trials = Trials(problem, question, store=store, jobs=jobs, progress=progress)
     halving = Halving(trials, candidates, seeds, codecs, end)
     halving.run()
@@ -312,18 +314,18 @@ def _evaluate(
             rows.append(trials.run([(each.method, seed, math.inf) for each in results]))
         except SearchEnded:
             break
-    ran = {each.name: own for each, own in zip(results, zip(*rows, strict=True), strict=True)}
+    ran = dict(zip((each.name for each in results), zip(*rows, strict=True), strict=True))
     samples = {name: CostSample(tuple(t.cost for t in own)) for name, own in ran.items()}
     named = {each.name: each for each in results}
     return len(rows), [
         replace(
-            named[place.name],
-            sample=place.sample,
-            at_end=sum(trial.at_end for trial in ran[place.name]),
-            value=median(trial.value for trial in ran[place.name]),
-            rounds=max(trial.rounds for trial in ran[place.name]),
-            is_tied=place.is_tied,
-            p_value=place.p_value,
+            named[name],
+            sample=samples[name],
+            at_end=sum(trial.at_end for trial in ran[name]),
+            value=median(trial.value for trial in ran[name]),
+            rounds=max(trial.rounds for trial in ran[name]),
+            is_tied=is_tied,
+            p_value=p,
         )
-        for place in ranking(samples)
+        for name, (p, is_tied) in ranking(samples).items()
     ]
