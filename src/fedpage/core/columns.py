@@ -162,6 +162,8 @@ class Cost:
         parts = (c if w == 1 else f"{w:.12g}*{c}" for c, w in weights.items())
         return cls("+".join(parts), tuple(weights.items()))
 
+    from_text = parse
+
     @property
     def column(self) -> Column:
         """The label and the unit, for axes and headings."""

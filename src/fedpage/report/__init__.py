@@ -54,17 +54,12 @@ def write_report(
     'report.html'
     """
     from fedpage.core.columns import Target
-    from fedpage.core.errors import InputError, short_repr
+    from fedpage.core.errors import InputError
     from fedpage.report.page import write_runs
     from fedpage.report.summary import held_value
-    from fedpage.report.titles import by_method
-    from fedpage.runs.history import History
+    from fedpage.report.titles import by_method, list_runs
 
-    runs = [histories] if isinstance(histories, History) else list(histories)
-    wrong = [run for run in runs if not isinstance(run, History)]
-    if not runs or wrong:
-        found = short_repr(wrong[0]) if wrong else "none"
-        raise InputError(f"report: give histories, as fp.simulate returns them, not {found}")
+    runs = list_runs(histories)
     if not all(run.rows for run in runs):
         raise InputError("report: a history has no record yet")
     if target is None:

@@ -236,6 +236,7 @@ def write_runs(
     home: Path | None = None,
     bold: Collection[str] = (),
     sentences: Sequence[str] = (),
+    **more: Any,
 ) -> Path:
     """Write a page about runs of any methods: the summary, one plot, settings and provenance.
 
@@ -251,6 +252,7 @@ def write_runs(
         home: A page to link back to.
         bold: The methods whose cost is bold.
         sentences: Sentences below the table, such as comparisons of pairs.
+        **more: Fields of `Page` to use instead of these; the settings are added to the others.
 
     Returns:
         The path.
@@ -263,34 +265,34 @@ def write_runs(
     def link(other: Path) -> str:
         return Path(os.path.relpath(other, path.parent)).as_posix()
 
-    groups = by_method(runs)
-    about = runs[0].meta
-    table = summary.table(summary.summarise(runs, target, cost), target.column, cost, bold=bold)
-    medians = "Medians over seeds. " if len(runs) > len(groups) else ""
-    note = f"{medians}{summary.explain_target(target)}"
+    groups, about = by_method(runs), runs[0].meta
     data_note = about.get("problem", {}).get("data_note", "")
     first = () if cost.name == "bytes" else (cost.name,)
-    page = Page(
-        title=title,
-        figures=[FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
-        settings={
-            "problem": about.get("problem", {}),
-            "rounds": about.get("rounds"),
-            "seeds": sorted({int(run.meta.get("seed", 0)) for run in runs}),
-            "versions": about.get("versions", {}),
-            "methods": [group[0].meta.get("method") for group in groups.values()],
-        },
-        columns=value_columns(runs, target.column),
-        axes=list(dict.fromkeys((*first, *list_axes(run.columns for run in runs)))),
-        tables=[replace(table, notes=(note, *table.notes), details=tuple(sentences))],
-        note=f"Data: {data_note}." if data_note else "",
-        command=command,
-        target=target,
-        runs=runs,
-        run_links=[link(folder / "report.html") for folder in folders],
-        home="" if home is None else link(home),
-    )
-    return page.write(path)
+    if "tables" not in more:
+        rows = summary.summarise(runs, target, cost)
+        table = summary.table(rows, target.column, cost, bold=bold)
+        medians = "Medians over seeds. " if len(runs) > len(groups) else ""
+        notes = (f"{medians}{summary.explain_target(target)}", *table.notes)
+        more["tables"] = [replace(table, notes=notes, details=tuple(sentences))]
+    settings = {
+        "problem": about.get("problem", {}),
+        "rounds": about.get("rounds"),
+        "seeds": sorted({int(run.meta.get("seed", 0)) for run in runs}),
+        "versions": about.get("versions", {}),
+        "methods": [group[0].meta.get("method") for group in groups.values()],
+    }
+    parts: dict[str, Any] = {
+        "figures": [FigureRuns("runs", "", "", 1, (PanelRuns("", groups),))],
+        "columns": value_columns(runs, target.column),
+        "axes": list(dict.fromkeys((*first, *list_axes(run.columns for run in runs)))),
+        "note": f"Data: {data_note}." if data_note else "",
+        "run_links": [link(folder / "report.html") for folder in folders],
+        "home": "" if home is None else link(home),
+    }
+    settings |= more.pop("settings", {})
+    return Page(
+        title=title, command=command, target=target, runs=runs, settings=settings, **parts | more
+    ).write(path)
 
 
 def value_columns(runs: Sequence[History], first: str) -> list[str]:

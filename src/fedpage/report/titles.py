@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedpage.core.errors import InputError, short_repr
 from fedpage.runs.history import History
 
 
@@ -54,6 +55,20 @@ def describe_runs(runs: Iterable[History]) -> str:
     return describe_problem(
         {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
     )
+
+
+def list_runs(histories: History | Iterable[History]) -> list[History]:
+    """Return one history or several as a list.
+
+    Raises:
+        InputError: There is none, or one of them is something else.
+    """
+    runs = [histories] if isinstance(histories, History) else list(histories)
+    wrong = [run for run in runs if not isinstance(run, History)]
+    if not runs or wrong:
+        found = short_repr(wrong[0]) if wrong else "none"
+        raise InputError(f"give histories, as fp.sweep returns them, not {found}")
+    return runs
 
 
 def by_method(histories: Iterable[History]) -> dict[str, list[History]]:

@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 
 from fedpage.core.columns import Cost, Target, TargetLike, describe_column
-from fedpage.core.errors import InputError, short_repr
+from fedpage.core.errors import InputError
 from fedpage.report.numbers import format_beside, format_digits, format_p, scale_unit
 from fedpage.report.summary import end_value
 from fedpage.report.tables import Cell, Table
-from fedpage.report.titles import by_method
+from fedpage.report.titles import by_method, list_runs
 from fedpage.runs.history import History
 from fedpage.studies.statistics import (
     ALPHA,
@@ -250,12 +250,7 @@ def compare_costs(
         InputError: There is no history, a method has two runs with one seed, or a column is not
             recorded.
     """
-    runs = [histories] if isinstance(histories, History) else list(histories)
-    wrong = [run for run in runs if not isinstance(run, History)]
-    if not runs or wrong:
-        found = short_repr(wrong[0]) if wrong else "none"
-        raise InputError(f"give histories, as fp.sweep returns them, not {found}")
-    return Comparison.of_runs(by_method(runs), Target.parse(target), cost)
+    return Comparison.of_runs(by_method(list_runs(histories)), Target.parse(target), cost)
 
 
 def table(

@@ -18,7 +18,6 @@ from fedpage.runs.build import find_method
 from fedpage.runs.config import (
     ProblemConfig,
     Settings,
-    dataclass_fields,
     field_values,
     setting,
     structure,
@@ -81,14 +80,11 @@ class FigureConfig(Selection):
 
     note: str = ""
     panels: list[str] | str = "problem"
-    x: str = ""
+    x: Cost | None = None
     y: str = ""
     columns: int | None = setting(None, at_least=1, at_most=100)
     width: Literal["single", "double", "screen"] = "screen"
     band: Literal["quantiles", "mean-ci"] = "quantiles"
-
-    def __post_init__(self) -> None:
-        _check_cost(self.x)
 
     @property
     def axes(self) -> list[str]:
@@ -106,15 +102,7 @@ class TableConfig(Selection):
     """
 
     target: Target | None = None
-    cost: str = ""
-
-    def __post_init__(self) -> None:
-        _check_cost(self.cost)
-
-
-def _check_cost(text: str) -> None:
-    if text:
-        Cost.parse(text)
+    cost: Cost | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +143,7 @@ class StudyConfig:
     seeds: list[int] | int = 5
     record_every: Literal["log"] | int = setting(10, at_least=0)
     target: Target = field(default=Target())
-    cost: str = "bytes"
+    cost: Cost = field(default=Cost.parse("bytes"))
     stop: bool = False
     name: str = "study"
     title: str = ""
@@ -175,7 +163,6 @@ class StudyConfig:
                 "seeds must be a number from 1 to 100,000, or a list of different seeds of at "
                 f"least 0, not {short_repr(self.seeds)}"
             )
-        Cost.parse(self.cost)
         if not self.name or any(not (c.isalnum() or c in "-_.") for c in self.name):
             raise InputError(
                 "name must consist of letters, digits, '-', '_' and '.', not "
@@ -247,16 +234,7 @@ SPECIAL = ("step", "rho")
 
 
 @dataclass(frozen=True)
-class _ProblemKeys:
-    """Hold the keys of a problem's table that are not keys of `ProblemConfig`."""
-
-    title: str = ""
-    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StudyProblem(_ProblemKeys):
+class StudyProblem:
     """A problem of a study: its configuration, or the problem itself.
 
     Attributes:
@@ -266,6 +244,9 @@ class StudyProblem(_ProblemKeys):
         source: What `open_source` makes the problem of.
     """
 
+    title: str = ""
+    methods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
     source: Any = None
 
 
@@ -336,22 +317,21 @@ def list_problems(config: StudyConfig, where: str) -> dict[str, StudyProblem]:
         if not isinstance(table, dict):
             found[name] = StudyProblem(name, source=table)
             continue
-        own, source = _split(table, _ProblemKeys, place)
+        own, rest = _split(table, StudyProblem, ("title", "methods", "grid"), place)
         unknown = next((key for key in own.methods if key not in config.methods), None)
         if unknown is not None:
             hint = did_you_mean(unknown, config.methods)
             raise InputError(f"{place}: methods has {unknown!r}, which is not a method;{hint}")
-        config_ = structure(ProblemConfig, source, place)
-        found[name] = StudyProblem(own.title or name, own.methods, own.grid, config_)
+        source = structure(ProblemConfig, rest, place)
+        found[name] = replace(own, title=own.title or name, source=source)
     return found
 
 
-def _split(table: Settings, keys: type[T], place: str) -> tuple[T, Settings]:
+def _split(table: Settings, cls: type[T], keys: Sequence[str], place: str) -> tuple[T, Settings]:
     """Read the keys of a study from a table, and return the others as they are."""
-    known = dataclass_fields(keys)
-    own = {key: value for key, value in table.items() if key in known}
-    rest = {key: value for key, value in table.items() if key not in known}
-    return structure(keys, own, place), rest
+    own = {key: value for key, value in table.items() if key in keys}
+    rest = {key: value for key, value in table.items() if key not in keys}
+    return structure(cls, own, place), rest
 
 
 def _resolve(tables: Mapping[str, Any], defaults: Settings, where: str) -> dict[str, Any]:
@@ -421,12 +401,6 @@ class _MethodKeys:
 
     method: str = ""
     label: str = ""
-
-
-@dataclass(frozen=True)
-class _Special:
-    """Hold the values of `SPECIAL`."""
-
     step: float = setting(0.0, above=0, at_most=1e300)
     rho: float = setting(0.0, above=0, at_most=1e300)
 
@@ -446,7 +420,7 @@ class _Method:
         parsed = dict[str, Any]()
         for key, value in values.items():
             is_word = isinstance(value, str) and key not in SPECIAL
-            cls = _Special if key in SPECIAL else self.cls
+            cls = _MethodKeys if key in SPECIAL else self.cls
             parsed |= field_values(cls, {key: value}, self.place, words=is_word)
         step, rho = (parsed.pop(key, None) for key in SPECIAL)
         try:
@@ -465,7 +439,7 @@ class _Method:
 def _open_method(name: str, table: Any, place: str) -> _Method:
     if not isinstance(table, dict):
         return _Method(_label(name, table.name), type(table), partial(replace, table), {}, place)
-    own, given = _split(table, _MethodKeys, place)
+    own, given = _split(table, _MethodKeys, ("method", "label"), place)
     try:
         entry = find_method(own.method or name)
     except InputError as error:

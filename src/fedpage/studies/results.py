@@ -103,7 +103,7 @@ class StudyResults:
 
     # --- the choice of curves ---
 
-    def _select(self, part: Selection, target: Target, cost: str) -> list[Curve]:
+    def _select(self, part: Selection, target: Target, cost: Cost) -> list[Curve]:
         """Return the curves that a figure or a table is about."""
         found = [curve for curve in self.study.curves if part.is_about(curve)]
         if not part.best:
@@ -210,7 +210,7 @@ class StudyResults:
             about = config.named_figures()[name]
             drawn = draw_figure(
                 figure,
-                about.x or config.cost,
+                (about.x or config.cost).name,
                 about.y or config.target.column,
                 width=about.width,
                 summary=Summary(about.band),
@@ -318,7 +318,7 @@ def write_page(
     """
     first = parts[0].study.config
     shown = next(iter(first.named_figures().values()))
-    x, y = shown.x or first.cost, shown.y or first.target.column
+    x, y = (shown.x or first.cost).name, shown.y or first.target.column
     runs = [run for part in parts for run in part.runs.values()]
     shared = set.intersection(*(set(run.columns) for run in runs)) if runs else set[str]()
     notes = dict.fromkeys(run.meta.get("problem", {}).get("data_note") for run in runs)
@@ -329,7 +329,7 @@ def write_page(
         settings={part.study.config.name: _settings(part.study) for part in parts}
         | {"versions": runs[0].meta.get("versions", {}) if runs else {}},
         columns=[name for name in dict.fromkeys((y, "grad_norm", "loss")) if name in shared],
-        axes=list(dict.fromkeys((Cost.parse(x).name, *AXES))),
+        axes=list(dict.fromkeys((x, *AXES))),
         claims=claims,
         tables=[replace(each.table(), details=tuple(each.sentences())) for each in comparisons],
         note=f"Data: {note}." if note else "",
@@ -347,7 +347,7 @@ def _settings(study: Study) -> dict[str, Any]:
         "record_every": config.record_every,
         "seeds": config.seed_list,
         "target": str(config.target),
-        "cost": config.cost,
+        "cost": str(config.cost),
         "problems": {name: str(problem.source) for name, problem in study.problems.items()},
         "methods": [
             {"problem": c.problem, "label": c.label, "setting": c.setting_text, "is": repr(c.value)}

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from fedpage.core.columns import describe_column, list_axes
+from fedpage.core.columns import describe_column
 from fedpage.core.types import HyperParameter
-from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
 from fedpage.report.search_plot import format_setting
 from fedpage.report.summary import format_cost, format_duration
@@ -347,9 +346,7 @@ def write_page(
     Returns:
         The path.
     """
-    from fedpage.report.page import Page
-    from fedpage.report.plots import FigureRuns, PanelRuns
-    from fedpage.report.titles import by_method
+    from fedpage.report.page import write_runs
 
     question, runs = found.question, found.histories()
     note = f"{found.title[0].upper()}{found.title[1:]}."
@@ -362,33 +359,26 @@ def write_page(
     lines = [line.rstrip(".").partition(": ")[::2] for line in found.eliminations()]
     if lines:
         tables.append(Table.of_texts(["eliminated", "methods"], lines, found.effort))
-    axes = list_axes(run.columns for run in runs)
-    axes = axes if question.cost.counts("seconds") else (question.cost.name, *axes)
-    curves = PanelRuns("", by_method(runs))
-    page = Page(
+    cost = question.cost
+    return write_runs(
+        runs,
+        path,
         title=title,
-        figures=[FigureRuns("runs", "The evaluation on held-out seeds", "", 1, (curves,))],
+        target=question.target,
+        cost="bytes" if cost.counts("seconds") else cost,
+        command=command,
+        command_note="To run the recommended method:",
+        note=found.notes[-1],
+        picture=picture,
+        tables=tables,
         settings={
-            "problem": runs[0].meta.get("problem", {}),
             "target": str(question.target),
-            "cost": question.cost.name,
+            "cost": cost.name,
             "seeds": list(range(found.seeds)),
             "held-out seeds": found.held_out_seeds,
-            "methods": [describe_method(each.method) for each in found.ranking],
             "costs on held-out seeds": {
                 each.label: each.sample.costs for each in found.ranking if each.sample
             },
             "left out": found.left_out,
-            "versions": runs[0].meta.get("versions", {}),
         },
-        columns=list(dict.fromkeys([question.target.column, "grad_norm", "loss"])),
-        axes=list(dict.fromkeys(axes)),
-        tables=tables,
-        note=found.notes[-1],
-        picture=picture,
-        command=command,
-        command_note="To run the recommended method:",
-        target=question.target,
-        runs=runs,
     )
-    return page.write(path)
