@@ -111,11 +111,11 @@ from fedpage.report.rank_plot import plot_critical_difference as plot_critical_d
 from fedpage.runs.frame import Runs as Runs
 from fedpage.runs.history import History as History
 from fedpage.runs.spec import RunOptions as RunOptions
+from fedpage.studies.comparison import rank_over_problems as rank_over_problems
 from fedpage.studies.comparison import table as table
 from fedpage.studies.plan import plan as plan
-from fedpage.studies.ranks import rank_over_problems as rank_over_problems
 from fedpage.studies.study import Study as Study
-from fedpage.studies.sweep import sweep as sweep
+from fedpage.studies.study import sweep as sweep
 from fedpage.studies.tuning import choose as choose
 from fedpage.studies.tuning import tune as tune
 from fedpage.studies.tuning_result import Tuning as Tuning

@@ -12,7 +12,7 @@ from support import quadratic, refusal
 
 import fedpage as fp
 from fedpage.callbacks.progress import progress_bars
-from fedpage.studies.sweep import study_of_methods
+from fedpage.studies.study import study_of_methods
 
 
 def linear():

@@ -15,7 +15,7 @@ import fedpage as fp
 from fedpage.core.columns import COLUMNS
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
-from fedpage.report.bands import quantile_band
+from fedpage.report.bands import Summary
 from fedpage.report.titles import by_method
 
 
@@ -189,7 +189,7 @@ def test_a_diverged_run_ends_where_it_was_last_finite(runs):
         away.append({**costs, "loss": loss, "grad_norm": loss})
     away.stop_reason = StopReason.DIVERGED
     for x, end in (("round", 10), ("bytes", 1000)):
-        grid, (_, middle, _) = quantile_band([away], x, "loss", (0.25, 0.75))
+        grid, (_, middle, _) = Summary().compute([away], x, "loss")
         assert grid[np.isfinite(middle)].max() <= end
     (text,) = plots.curves(away).get_legend().get_texts()
     assert text.get_text() == "FedPAGE (diverged)"
@@ -243,13 +243,15 @@ def test_groups_are_labelled_by_what_differs(runs):
 
 
 def test_the_band_is_the_quantiles_over_seeds(runs):
-    grid, (low, middle, high) = quantile_band(runs[:3], "round", "grad_norm", (0.0, 1.0))
+    grid, (low, middle, high) = Summary(quantiles=(0.0, 1.0)).compute(
+        runs[:3], "round", "grad_norm"
+    )
     values = np.array([run["grad_norm"] for run in runs[:3]])
     assert grid.tolist() == runs[0]["round"].tolist()
     np.testing.assert_array_equal(middle, np.median(values, axis=0))
     np.testing.assert_array_equal(low, values.min(axis=0))
     np.testing.assert_array_equal(high, values.max(axis=0))
-    grid, (_, middle, _) = quantile_band(runs[:1], "bytes", "loss", (0.25, 0.75))
+    grid, (_, middle, _) = Summary().compute(runs[:1], "bytes", "loss")
     assert middle[-1] == runs[0].last("loss")
     assert middle[0] == runs[0]["loss"][0]
 

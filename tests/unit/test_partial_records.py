@@ -15,7 +15,7 @@ from fedpage.core.metrics import METRICS
 from fedpage.core.types import StopReason
 from fedpage.engine.stopping import Watch
 from fedpage.problems import OBJECTIVES
-from fedpage.report.bands import diverged_note, quantile_band
+from fedpage.report.bands import Summary, diverged_note
 from fedpage.report.summary import summarise
 
 PARTIAL = {"measured_clients": 7}
@@ -47,7 +47,7 @@ def test_histories(history):
 
 
 def test_plots_have_gaps_and_tables_the_newest_complete_record(history):
-    grid, band = quantile_band([history], "round", "loss", (0.25, 0.75))
+    grid, band = Summary().compute([history], "round", "loss")
     assert grid.tolist() == [0, 10, 20, 30]
     assert np.isnan(band[1]).tolist() == [False, True, False, True]
     assert diverged_note([history]) == " (gaps: 2 records of some clients)"

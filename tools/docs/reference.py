@@ -9,7 +9,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Running", "Run a method once or many times, and decide when a run ends.",
         [
             "engine.simulate.simulate", "runs.spec.RunOptions", "runs.spec.RunSpec",
-            "studies.sweep.sweep", "engine.simulate.Simulation", "engine.stopping.Stop",
+            "studies.study.sweep", "engine.simulate.Simulation", "engine.stopping.Stop",
             "core.columns.Target", "runs.store.RunStore",
         ],
     ),
@@ -91,7 +91,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Statistics and tables",
         "Comparisons of methods over seeds and over problems, and tables of them.",
         [
-            "studies.comparison", "studies.statistics", "studies.ranks",
+            "studies.comparison", "studies.statistics",
             "report.rank_plot", "report.tables",
         ],
     ),

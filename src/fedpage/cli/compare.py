@@ -35,8 +35,7 @@ from fedpage.runs.lock import DirectoryLock
 from fedpage.runs.spec import RunOptions
 from fedpage.runs.store import parse_interval
 from fedpage.studies.comparison import compare_costs
-from fedpage.studies.study import Study
-from fedpage.studies.sweep import study_of_methods
+from fedpage.studies.study import Study, study_of_methods
 
 app = options.make_app()
 

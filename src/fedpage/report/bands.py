@@ -41,9 +41,13 @@ class Summary:
             )
 
     def compute(
-        self, runs: Sequence[History], x: str, y: str, *, is_log: bool
+        self, runs: Sequence[History], x: str, y: str, *, is_log: bool = False
     ) -> tuple[Vector, Vector]:
         """Compute the line and the band of a column over runs of one method, at equal costs.
+
+        A run's value at a cost is its newest record by then. The band ends where fewer than half of
+        the runs have come so far. A run that ended early keeps its last value; a diverged run
+        counts as worse than any number from its last finite record on.
 
         On a logarithmic axis mean and interval are computed from logarithms, so that the line is
         the geometric mean and no interval reaches below 0. A single run has no interval, and there
@@ -58,11 +62,12 @@ class Summary:
         Returns:
             The costs (m,), and low, middle and high (3, m) at them.
         """
+        grid, table = _align(runs, x, y)
         if self.band == "quantiles":
-            return quantile_band(runs, x, y, self.quantiles)
+            low, high = np.quantile(table, self.quantiles, axis=0, method="nearest")
+            return grid, np.array([low, np.median(table, axis=0), high])
         from scipy.stats import t
 
-        grid, table = _align(runs, x, y)
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.log(table) if is_log else table
             middle = values.mean(axis=0)
@@ -91,29 +96,6 @@ class Summary:
         if is_log:
             return f"geometric mean, {interval} of logarithms, {seeds}"
         return f"mean, {interval}, {seeds}"
-
-
-def quantile_band(
-    runs: Sequence[History], x: str, y: str, quantiles: tuple[float, float]
-) -> tuple[Vector, Vector]:
-    """Compute the median and two quantiles of a column over runs, at equal costs.
-
-    A run's value at a cost is its newest record by then. The band ends where fewer than half of
-    the runs have come so far. A run that ended early keeps its last value; a diverged run counts
-    as worse than any number from its last finite record on.
-
-    Args:
-        runs: Runs of one method that differ by their seed.
-        x: The cost.
-        y: The recorded column.
-        quantiles: The lower and the upper quantile, from 0 to 1.
-
-    Returns:
-        The costs (m,), and low, median and high (3, m) at them.
-    """
-    grid, table = _align(runs, x, y)
-    low, high = np.quantile(table, quantiles, axis=0, method="nearest")
-    return grid, np.array([low, np.median(table, axis=0), high])
 
 
 def _align(runs: Sequence[History], x: str, y: str) -> tuple[Vector, Vector]:

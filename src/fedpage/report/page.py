@@ -24,7 +24,7 @@ from fedpage.core.columns import AXES, COLUMNS, Cost, Target, TargetLike, descri
 from fedpage.core.display import format_number
 from fedpage.core.types import Vector
 from fedpage.report import summary
-from fedpage.report.bands import diverged_note, find_direction, quantile_band, use_log_axis
+from fedpage.report.bands import Summary, diverged_note, find_direction, use_log_axis
 from fedpage.report.plots import FigureRuns, PanelRuns, draw_figure
 from fedpage.report.style import assign_styles
 from fedpage.report.tables import Table
@@ -148,7 +148,7 @@ class Page:
             values: dict[str, dict[str, Any]] = {y: {} for y in self.columns}
             for x in self.axes:
                 for y in self.columns:
-                    grid, band = quantile_band(runs, x, y, (0.25, 0.75))
+                    grid, band = Summary().compute(runs, x, y)
                     keep = _choose_points(len(grid))
                     low, middle, high = band[:, keep]
                     costs[x] = _numbers(grid[keep])

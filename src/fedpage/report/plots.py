@@ -21,7 +21,6 @@ from fedpage.report.bands import (
     Summary,
     diverged_note,
     find_direction,
-    quantile_band,
     use_log_axis,
 )
 from fedpage.report.figure_file import check_figure_path, write_figure
@@ -356,7 +355,7 @@ def _draw_panel(
     groups = {label: group for label, group in groups.items() if group}
     runs = [run for group in groups.values() for run in group]
     stable = [group for group in groups.values() if not any(run.diverged for run in group)]
-    medians = [quantile_band(group, x, y, (0.5, 0.5))[1][1] for group in stable or groups.values()]
+    medians = [Summary().compute(group, x, y)[1][1] for group in stable or groups.values()]
     medians = [values[np.isfinite(values)] for values in medians]
     is_log = use_log_axis(find_direction(runs, y), medians)
     edges: list[Vector] = []

@@ -12,7 +12,7 @@ from fedpage.report.style import assign_styles
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedpage.studies.ranks import MeanRanks
+    from fedpage.studies.comparison import MeanRanks
 
 _STEP = 0.24
 """The height of a line of text in inches."""

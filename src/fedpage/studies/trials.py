@@ -25,12 +25,12 @@ from fedpage.engine.simulate import execute
 from fedpage.engine.stopping import check_target
 from fedpage.methods.registry import describe_method
 from fedpage.methods.schedules import effective_step
-from fedpage.runs.fingerprint import code_digest, describe_start, method_digest, result_key
+from fedpage.runs.fingerprint import describe_start, fingerprint, method_digest, result_key
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions, RunSpec, start_of
 from fedpage.runs.store import parse_interval
 from fedpage.runs.toml import digest
-from fedpage.studies.parallel import run_tasks
+from fedpage.studies.run_archive import run_tasks
 from fedpage.theory.constants import reference
 from fedpage.theory.planner import TimeModel
 
@@ -134,18 +134,11 @@ class Question:
             "cost": self.cost.name,
             "link": asdict(self.link),
             "devices": None if self.devices is None else self.devices.describe(),
+            "problem": problem.describe(),
+            "start": describe_start(start_of(problem)),
         }
-        return result_key(describe_problem(problem) | about)
-
-
-def describe_problem(problem: Problem) -> dict[str, object]:
-    """Return plain values that tell a problem from others: its data, its start and its code."""
-    code = problem.code if isinstance(problem, HasCode) else {}
-    return {
-        "problem": problem.describe(),
-        "start": describe_start(start_of(problem)),
-        "code": {role: code_digest(c) for role, c in {"problem": type(problem), **code}.items()},
-    }
+        code = problem.code if isinstance(problem, HasCode) else {}
+        return result_key(fingerprint(about, {"problem": type(problem), **code}))
 
 
 def check_link(cost: Cost, link: TimeModel, devices: Devices | None = None) -> None:
