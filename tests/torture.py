@@ -1,21 +1,16 @@
-"""Kill runs and fill the disk: `make torture`. A resumed run has the same bits.
+"""Kill runs: `make torture`. A resumed run has the same bits.
 
 Forked processes that run a method with a checkpoint every few rounds are killed with SIGKILL at
 random moments until the run ends; slow writes make many kills fall into a checkpoint. The real
-command is killed, terminated and interrupted. Files cannot grow beyond a limit. Commands with
-several processes are killed, and their workers must end. tests/unit/test_damage.py changes bits.
+command is killed, terminated and interrupted. Commands with several processes are killed, and
+their workers must end. tests/unit/test_rundir.py fills the disk; test_damage.py changes bits.
 """
 
-from __future__ import annotations
-
 import argparse
-import errno
 import logging
 import multiprocessing
 import os
 import random
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -166,41 +161,6 @@ def interrupt_command(folder, signals=(signal.SIGKILL, signal.SIGTERM, signal.SI
     assert whole.same(fp.simulate(problem, fp.SCAFFOLD(), rounds=3000, seed=0, record_every=100))
 
 
-def run_with_limit(problem, method, arguments, out, limit, pipe):
-    """Run where files may not grow beyond `limit` bytes, and send the result through a pipe."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    try:
-        run_and_resume(problem, method, out, arguments)
-        pipe.send("done")
-    except OSError as error:
-        pipe.send(f"{errno.errorcode[error.errno]}: {error.strerror}")
-
-
-def fill_disk(folder, limits=range(0, 40_000, 2_500), say=print):
-    """Limit the size of files to every size from nothing to enough, and resume without a limit."""
-    problem, method = uneven(), fp.SCAFFOLD(S=4, K=2)
-    arguments = {"rounds": ROUNDS, "seed": 1, "record_every": 2}
-    whole = fp.simulate(problem, method, **arguments)
-    refused = 0
-    for limit in limits:
-        out = folder / f"limit-{limit}"
-        here, there = FORK.Pipe()
-        process = FORK.Process(
-            target=run_with_limit, args=(problem, method, arguments, out, limit, there)
-        )
-        process.start()
-        process.join()
-        result = here.recv()
-        advice = "RunOptions(resume=True) continues it", "start it again"
-        is_explained = "EFBIG" in result and any(words in result for words in advice)
-        assert result == "done" or is_explained, result
-        refused += result != "done"
-        assert run_and_resume(problem, method, out, arguments).same(whole)
-        shutil.rmtree(out)
-    assert refused > len(limits) // 4
-    say(f"files that cannot grow: {refused} runs ended with one line, and resumed: the same bits")
-
-
 LONG = ["--data", "census:rows=2000", "--clients", "200", "--rounds", "1000000", "--jobs", "2"]
 STUDY = """
 name = "long"
@@ -260,7 +220,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         interrupt_command(folder)
-        fill_disk(folder)
         orphan_workers(folder, random.Random(options.seed))
     print(f"survived, in {time.perf_counter() - began:.0f} s")
 

@@ -1,9 +1,6 @@
 """Damaged files of a run: a changed bit is noticed, and nothing else is lost."""
 
-from __future__ import annotations
-
 import logging
-import random
 import shutil
 import tomllib
 
@@ -112,38 +109,6 @@ def test_a_history_of_another_version_or_without_a_checksum_is_refused(finished)
     *lines, end = text.splitlines(keepends=True)
     file.write_text("".join(lines) + end.partition(', "digest": ')[0] + "}\n")
     assert "its checksum differs" in refusal(fp.History.load, folder)
-
-
-@pytest.fixture(scope="module")
-def long_run(tmp_path_factory):
-    """Return the directory of a run with 41 records and some events."""
-    folder = tmp_path_factory.mktemp("long")
-    options = fp.RunOptions(faults=fp.Faults(dropout=0.2), checkpoint_every=5)
-    history = fp.simulate(
-        quadratic(), METHOD, rounds=40, seed=0, record_every=1, out=folder, options=options
-    )
-    return folder, history
-
-
-def cuts(data, seed=0):
-    """Yield the first part of a file up to 50 random places."""
-    return (data[:place] for place in random.Random(seed).sample(range(1, len(data) - 1), 50))
-
-
-def test_the_history_of_a_run_that_was_cut_short_is_refused_and_resumed(long_run, tmp_path):
-    folder, history = long_run
-    for number, data in enumerate(cuts((folder / "history.jsonl").read_bytes(), seed=1)):
-        again = tmp_path / str(number)
-        shutil.copytree(folder, again)
-        (again / "history.jsonl").write_bytes(data)
-        with pytest.raises(fp.InputError, match=r"history\.jsonl: (cut short|empty)"):
-            fp.History.load(again)
-        if number % 10 == 0:
-            options = fp.RunOptions(faults=fp.Faults(dropout=0.2), resume=True)
-            arguments = {"rounds": 40, "seed": 0, "record_every": 1, "options": options}
-            resumed = fp.simulate(quadratic(), METHOD, out=again, **arguments)
-            assert resumed.same(history)
-            assert fp.History.load(again).same(history)
 
 
 def test_the_history_of_a_killed_run_is_read_with_a_warning(finished, caplog):

@@ -1,7 +1,5 @@
 """simulate and sweep: costs, records, how a run ends, arguments."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import os
@@ -10,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import quadratic, refusal
+from support import refusal
 
 import fedpage as fp
+from fedpage.cli.options import RunConfig
+from fedpage.core.columns import is_recorded
+from fedpage.core.errors import InputError
 from fedpage.core.messages import add_rows, mean_rows
 from fedpage.engine.local import ClientStates
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.fair import fair_batch
+from fedpage.flower.config import parse_app_config, write_app
+from fedpage.runs.config import structure, to_table
 
 D = 123
 
@@ -46,23 +48,6 @@ def test_costs_of_fedpage_are_counted_from_its_messages():
     assert (history["bytes_down"] == 8 * history["floats_down"]).all()
     assert (history["bytes_up"] == 8 * history["floats_up"]).all()
     np.testing.assert_allclose(np.diff(history["gradients_per_client"]), work)
-
-
-@pytest.mark.parametrize(
-    ("kind", "floats"), [(fp.FedAvg, 40), (fp.SCAFFOLD, 60), (fp.ScaffoldOptionI, 80)]
-)
-def test_costs_of_the_others_agree_with_the_paper(kind, floats):
-    """In units of d, with the paper's S: FedPAGE 49 to 50, SCAFFOLD 80 (one vector up: 60)."""
-    N, S, p = 3250, 10, 10 / 3250
-    assert 49 < p * 2 * N + (1 - p) * 3 * S < 50
-    assert fair_batch(10, 10) == 4
-    history = fp.simulate(census(), kind(S=20, K=3, b=4), rounds=5, seed=0, record_every=0)
-    sent = history.last("floats_up") + history.last("floats_down")
-    assert sent == 5 * floats * D
-    assert history.last("full_rounds") == 0
-    if kind is not fp.ScaffoldOptionI:
-        assert history.last("gradients") == 5 * 20 * 3 * 4
-        assert history.last("gradients_per_client") == 5 * 3 * 4
 
 
 # Records and the end of a run
@@ -99,19 +84,6 @@ def test_divergence_is_found_for_any_record_every(record_every):
     # only x0 itself reaches it, if it was recorded
     assert away.cost_to("grad_norm:1e9,hold=0", "round") in (0.0, math.inf)
     assert away.first_loss == problem.loss(np.zeros(problem.d))
-
-
-@pytest.mark.parametrize("record_every", [0, 10])
-def test_divergence_to_infinity_ends_a_run(record_every):
-    def run(eta):
-        method = fp.FedAvg(S=4, K=2, eta_l=eta, b=None)
-        return fp.simulate(quadratic(), method, rounds=3000, seed=0, record_every=record_every)
-
-    history = run(50.0)
-    assert history.stop_reason is fp.StopReason.DIVERGED
-    assert history.stop_detail
-    assert history.last("round") < 3000
-    assert not run(0.01).diverged
 
 
 # Arguments
@@ -263,3 +235,61 @@ def test_sums_are_in_row_order_in_one_dimension_too():
         assert mean_rows(rows).tobytes() == (total / 1000).tobytes()
         assert mean_rows(np.asfortranarray(rows)).tobytes() == (total / 1000).tobytes()
     assert add_rows(None, rows.astype(np.float32)).dtype == np.float32
+
+
+# Which rounds are recorded
+
+
+METHOD = fp.FedPAGE(S=3, K=2)
+LOG_130 = [
+    *range(11), 12, 14, 17, 20, 25, 30, 35, 40, 50, 60, 70, 80, 90, 100, 120, 130,
+]  # fmt: skip
+
+
+def quadratic() -> fp.Quadratic:
+    return fp.Quadratic.random(6, 4, 3, seed=0)
+
+
+def test_the_logarithmic_schedule_is_geometric():
+    rounds = [done for done in range(1, 100_001) if is_recorded(done, "log")]
+    assert rounds[:10] == list(range(1, 11))
+    ratios = np.diff(rounds[9:]) / rounds[9:-1]
+    assert 0.1 <= ratios.min() <= ratios.max() <= 0.25
+    assert len(rounds) == 10 + 4 * 14
+    assert [10 * done for done in rounds if 10 <= done < 1000] == [
+        done for done in rounds if 100 <= done < 10_000
+    ]
+
+
+def test_a_run_records_the_schedule_its_start_and_its_end():
+    history = fp.simulate(quadratic(), METHOD, rounds=130, seed=0, record_every="log")
+    assert history["round"].tolist() == LOG_130
+    assert history.meta["record_every"] == "log"
+    every = fp.simulate(quadratic(), METHOD, rounds=130, seed=0, record_every=1)
+    assert history.x.tobytes() == every.x.tobytes()
+    for name in ("loss", "grad_norm", "bytes_up"):
+        assert history[name].tolist() == every[name][LOG_130].tolist()
+    target = float(np.sqrt(every["grad_norm"][30] * every["grad_norm"][35]))
+    exact = every.cost_to(fp.Target("grad_norm", target, hold=0), "round")
+    between = history.cost_to(fp.Target("grad_norm", target, hold=0), "round")
+    assert between == pytest.approx(exact, rel=0.2)
+    runs = fp.sweep(quadratic(), [METHOD], rounds=130, seeds=1, record_every="log")
+    assert runs[0].same(history)
+
+
+def test_configurations_take_the_word():
+    config = structure(RunConfig, {"record_every": "log"}, "run.toml")
+    assert config.record_every == "log"
+    assert structure(RunConfig, to_table(config), "run.toml") == config
+    assert structure(RunConfig, {"record_every": 3}, "run.toml").record_every == 3
+    app = parse_app_config({"clients": 2, "rounds": 3, "record-every": "log"})
+    assert app.record_every == "log"
+    assert 'record-every = "log"' in write_app(app)
+
+
+@pytest.mark.parametrize("value", ["lg", "", -1, 1.5, True, None])
+def test_other_schedules_are_refused(value):
+    with pytest.raises(InputError, match="record_every must be"):
+        fp.simulate(quadratic(), METHOD, rounds=3, seed=0, record_every=value)
+    with pytest.raises(InputError, match="record_every must be 'log' or a whole number of at le"):
+        structure(RunConfig, {"record_every": value}, "run.toml")

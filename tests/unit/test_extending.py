@@ -1,7 +1,5 @@
 """A run with more rounds: bit for bit the longer run, or a clear refusal."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tomllib
@@ -119,17 +117,6 @@ def test_an_extension_that_is_killed_at_any_write_is_resumed(tmp_path, monkeypat
         if kills < moment:
             break
     assert kills >= 16
-
-
-def test_without_its_last_checkpoint_a_run_is_extended_from_an_earlier_one(tmp_path):
-    problem, method = quadratic(), fp.SCAFFOLD(S=3, K=2)
-    arguments = {"seed": 0, "record_every": 7}
-    options = fp.RunOptions(checkpoint_every=8)
-    fp.simulate(problem, method, rounds=20, out=tmp_path, options=options, **arguments)
-    max((tmp_path / "checkpoints").iterdir()).unlink()
-    history, start = extend(tmp_path, 30, problem, method, **arguments)
-    assert start == 16
-    assert history.same(fp.simulate(problem, method, rounds=30, **arguments))
 
 
 SMALL = ["--data", "census:rows=200", "--clients", "40", "--S", "4"]

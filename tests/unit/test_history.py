@@ -1,7 +1,5 @@
 """Histories: saved, loaded, compared, plotted and reported."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -12,7 +10,6 @@ import pytest
 from support import refusal
 
 import fedpage as fp
-from fedpage.core.columns import COLUMNS
 from fedpage.core.types import StopReason
 from fedpage.report import plots, summary
 from fedpage.report.bands import Summary
@@ -165,23 +162,6 @@ def test_a_history_without_a_loss_counts_every_record():
     assert repr(history) == "History(run, 2 rounds)"
 
 
-def test_no_group_is_lost():
-    problem = fp.RobustRegression(fp.load("census", rows=200), clients=20)
-    other = fp.LogisticRegression(fp.load("census", rows=200), clients=20)
-
-    class Mine(fp.FedAvg):
-        pass
-
-    methods = [fp.FedAvg(S=5), Mine(S=5), fp.FedAvg(S=5, eta_l=0.01000001)]
-    runs = fp.sweep(problem, methods, rounds=2, seeds=1) + fp.sweep(
-        other, methods[:1], rounds=2, seeds=1
-    )
-    groups = by_method(runs)
-    assert len(groups) == 4
-    assert sum(len(group) for group in groups.values()) == 4
-    assert any("logistic" in label for label in groups)
-
-
 def test_a_diverged_run_ends_where_it_was_last_finite(runs):
     away = fp.History(runs[0].meta)
     for r, loss in ((0, 1.0), (10, 2.0), (20, math.inf)):
@@ -254,20 +234,6 @@ def test_the_band_is_the_quantiles_over_seeds(runs):
     grid, (_, middle, _) = Summary().compute(runs[:1], "bytes", "loss")
     assert middle[-1] == runs[0].last("loss")
     assert middle[0] == runs[0]["loss"][0]
-
-
-@pytest.mark.parametrize(
-    ("x", "y"), [("round", "grad_norm"), ("bytes", "loss"), ("gradients_per_client", "grad_norm")]
-)
-def test_curves(runs, x, y):
-    ax = plots.curves(runs, x=x, y=y)
-    assert ax.get_yscale() == ("log" if y == "grad_norm" else "linear")
-    assert ax.get_xlabel().startswith(COLUMNS[x].label)
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == list(by_method(runs))
-    lines = ax.get_lines()
-    assert len({line.get_color() for line in lines}) == 2  # a colour for each method
-    assert len({line.get_marker() for line in lines}) == 3  # a marker for each variant
-    assert len(ax.collections) == 3
 
 
 def test_nothing_to_draw_is_refused(runs, tmp_path):

@@ -1,7 +1,5 @@
 """The run directory: what it holds, what it refuses, and that a resumed run has the same bits."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json
@@ -279,32 +277,6 @@ def test_resuming_with_other_settings_is_refused_and_changes_no_file(killed, cha
     assert words in said
     assert "cannot resume" in said
     assert contents() == before
-
-
-METHOD = """
-from dataclasses import dataclass
-from fedpage.methods.fedavg import FedAvg
-
-@dataclass(frozen=True)
-class Mine(FedAvg):
-    name = "Mine"
-    def server(self, state, replies):
-        return super().server(state, replies)
-"""
-
-
-def test_a_run_does_not_resume_with_changed_code_of_its_method(run, tmp_path):
-    (tmp_path / "mine.py").write_text(METHOD)
-    words = "run mine.py@Mine --data census:rows=200 --clients 40 --S 4 --rounds 30 --out r"
-    assert run(*words.split(), "--checkpoint-every", "5")[0] == 0
-    history = tmp_path / "r" / "history.jsonl"
-    for code, text in ((0, METHOD), (2, METHOD.replace("return super", "return  super"))):
-        *lines, _ = history.read_bytes().splitlines(keepends=True)
-        history.write_bytes(b"".join(lines))  # as if it had not ended
-        (tmp_path / "mine.py").write_text(text)
-        found, _, err = run("resume", "r")
-        assert found == code, err
-    assert "cannot resume: the code of Mine has changed" in err.splitlines()[-1]
 
 
 def test_the_digest_of_a_method_includes_all_code_that_it_uses(tmp_path, monkeypatch):

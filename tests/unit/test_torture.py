@@ -1,7 +1,5 @@
 """A short version of `make torture`."""
 
-from __future__ import annotations
-
 import random
 import signal
 from pathlib import Path
@@ -27,10 +25,6 @@ def test_ten_kills_change_no_bit():
 
 def test_sigterm_and_ctrl_c_leave_a_resumable_run_and_exit_130(tmp_path):
     torture.interrupt_command(tmp_path, (signal.SIGTERM, signal.SIGINT), say=quiet)
-
-
-def test_a_full_disk(tmp_path):
-    torture.fill_disk(tmp_path, (0, 4_000, 12_000, 60_000), say=quiet)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")

@@ -1,15 +1,11 @@
 """Follow runs: status.json, their states, `fedpage watch` and `fedpage deploy status`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
 import time
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 import fedpage as fp
 from fedpage.callbacks import checkpointing
@@ -197,15 +193,6 @@ def test_running_runs_are_shown_first(path):
 
 
 # --- the command line -----------------------------------------------------------------------------
-
-
-def test_names_of_runs_are_broken_between_words_only(path):
-    follower = RunFollower(path, {"FedPAGE-Full step=0.1 seed=0": path})
-    follower.poll()
-    written = StringIO()
-    screen = Console(width=80, file=written)
-    screen.print(follower.table())
-    assert all(w in written.getvalue() for w in ("FedPAGE-Full", "step=0.1", "seed=0"))
 
 
 @pytest.mark.parametrize("words", [("watch", "all", "--once"), ("deploy", "status", "all/run")])
