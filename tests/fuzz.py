@@ -9,8 +9,6 @@ Each reader is compared with a slow one, or with assertions about what it accept
 `SECONDS`, and the process a GiB more than at its start. To add a reader, add a Target to `targets`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib
@@ -244,43 +242,7 @@ TOML_ONCE = (
     b'a = "' + b"x" * 1_000_000 + b'"', b"#" * 1_000_000, b"\n" * 100_000,
     b"a = [" + b"1," * 100_000 + b"]", b"claim = [1]", b"claim = 1",
 )  # fmt: skip
-SMALL_STUDY = b"""name = "small"
-rounds = 10
-record_every = 5
-seeds = [0, 3]
-target = "loss:0.1"
-
-[defaults.problem]
-clients = 3
-
-[problems]
-a = { data = "census", objective = "robust", title = "A" }
-b = { like = "a", clients = 5, methods.fedpage = { S = 1 }, grid = { step = [0.2] } }
-
-[methods]
-fedpage = { S = 2, K = [1, 10], b3 = 1, rho = 1.0 }
-slow = { method = "fedavg", label = "B", S = 3, K = 2, b = 4 }
-
-[grid]
-step = [0.1, 0.03]
-
-[[figures]]
-panels = ["problem", "step"]
-methods = ["slow"]
-where = { step = 0.1 }
-x = "bytes"
-
-[[tables]]
-cost = "round"
-best = true
-
-[[claims]]
-text = "t"
-kind = "order"
-curves = ["A", ">=", "B", ">", "C"]
-choices = { "A" = "D" }
-at = 300
-"""
+SMALL_STUDY = Path(__file__).with_name("fuzz_study.toml").read_bytes()
 
 
 def read_package_studies() -> tuple[bytes, ...]:

@@ -1,11 +1,9 @@
-"""What a rewrite must not change: bits of runs, public names, help texts and JSON documents.
+"""What a rewrite must not change: bits, public names, help, printed texts and JSON documents.
 
-    python tests/frozen/freeze.py bits names help json      # write the named files anew
+    python tests/frozen/freeze.py bits names help prints json      # write the named files anew
 
 `test_frozen.py` compares the files beside this one with the package as it is now.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import hashlib
@@ -13,7 +11,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -235,11 +233,31 @@ def help_texts() -> str:
 
     from fedpage.cli.main import app
 
+    found = commands(typer.main.get_command(app))
+    return transcript(" ".join([*words, "--help"]) for words, _ in found)
+
+
+def transcript(lines: Iterable[str]) -> str:
+    """Return what commands print, each below its words."""
     os.environ["COLUMNS"], os.environ["TERM"] = "100", "dumb"
-    parts = []
-    for words, _ in commands(typer.main.get_command(app)):
-        parts.append(f"$ fedpage {' '.join([*words, '--help'])}\n{call(*words, '--help')[1]}")
+    parts = [f"$ fedpage {line}\n{call(*line.split())[1]}" for line in lines]
     return "\n".join(line.rstrip() for line in "\n".join(parts).splitlines()) + "\n"
+
+
+PRINTED = (
+    "methods",
+    "methods fedpage",
+    "methods fedpage-pass-start",
+    "methods SCAFFOLD-full",
+    "codecs",
+    "data show census:rows=400",
+    "data show census:rows=400 --clients 3",
+    "data show census:rows=400 --clients 30 --partition dirichlet:0.1 --min-rows 2",
+    "plan --target 0.01 --up natural --cost bits_up --delta 0.1",
+    "plan --data census:rows=400 --clients 40 --S 4 --K 2 --objective logistic-l2 --target 0.05",
+    "reproduce --list",
+)
+"""Commands whose text has no times and paths."""
 
 
 SMALL = ("--clients", "40", "--rounds", "10")
@@ -286,6 +304,7 @@ FILES: dict[str, tuple[str, Callable[[], Any]]] = {
     "bits": ("bits.json", bits),
     "names": ("names.txt", names),
     "help": ("help.txt", help_texts),
+    "prints": ("prints.txt", lambda: transcript(PRINTED)),
     "json": ("documents.json", documents),
 }
 

@@ -1,10 +1,8 @@
-"""Bits of runs, public names, help and JSON are those of the files beside this one.
+"""Bits of runs, public names, help, prints and JSON are those of the files beside this one.
 
-Where a change means to alter a name or a text, `python freeze.py names help json` writes the files
-anew and the commit says why. Bits stay.
+Where a change means to alter a name or a text, `python freeze.py names help prints json` writes the
+files anew and the commit says why. Bits stay.
 """
-
-from __future__ import annotations
 
 import functools
 import json
@@ -47,7 +45,7 @@ def test_runs_have_the_frozen_bits(problem, row, tmp_path):
     assert freeze.resumed_digest(made, row, tmp_path) == expected["plain"]
 
 
-@pytest.mark.parametrize("what", ["names", "help", "json"])
+@pytest.mark.parametrize("what", ["names", "help", "prints", "json"])
 def test_names_and_texts_are_frozen(what):
     if what == "names":
         pytest.importorskip("griffe", reason="the list of names needs fedpage[docs]")

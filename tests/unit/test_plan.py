@@ -1,7 +1,5 @@
 """Plans: rates of the tables, bounds, conversions, costs of rounds, and `fedpage plan`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -300,30 +298,6 @@ def test_a_plan_from_assumed_constants():
     assert problem.smoothness().row == measured.setting.L
 
 
-@pytest.mark.parametrize("width", [80, 140])
-def test_a_plan_on_data_has_a_line_for_each_analysis(run, monkeypatch, width):
-    from rich.console import Console
-
-    from fedpage.cli import output
-
-    monkeypatch.setattr(output, "console", lambda: Console(width=width))
-    words = ("--objective", "logistic-l2", "--target", "0.05", "--latency", "1")
-    code, out, _ = run(*DATA, *words)
-    assert code == 0
-    table = [line for line in out.splitlines() if line[:1] in "┏┃┡│└"]
-    assert len({len(line) for line in table}) == 1
-    assert len(table[0]) <= width
-    lines = {line.split("│")[1].strip(): line for line in table if line[0] == "│"}
-    assert {"PAGE", "FedPAGE", "SAGA", "SCAFFOLD", "gradient descent"} <= set(lines)
-    for text in ("norm <= 0.05", "mu=0.1 (computed)", "*: a theorem about the gap", "bound:"):
-        assert text in out
-    assert "Step sizes of FedPAGE: eta_g = " in out
-    if width == 140:
-        assert "strongly convex PAGE" in lines["PAGE"]
-    else:
-        assert "In a wider terminal or with --json:" in out
-
-
 @pytest.mark.parametrize("cost", ["bytes", "rounds", "clients", "gradients_per_client"])
 def test_analyses_are_sorted_by_kind_and_cost(run, cost):
     found = json.loads(run(*DATA, "--target", "0.05", "--cost", cost, "--json")[1])
@@ -332,19 +306,6 @@ def test_analyses_are_sorted_by_kind_and_cost(run, cost):
     keys = [(kinds.index(row.kind), row.cost(cost) or math.inf) for row in rows]
     assert keys == sorted(keys)
     assert (found["setting"]["N"], found["setting"]["M"]) == (40, 10)
-
-
-def test_the_command_line_has_codecs_costs_and_constants(run):
-    words = ("plan", "--target", "0.01", "--up", "natural", "--cost", "bits_up", "--delta", "0.1")
-    code, out, _ = run(*words)
-    assert code == 0
-    for text in ("replies through natural where proved", "delta=0.1 (given)", "Gbit", "assumed"):
-        assert text in out
-    found = json.loads(run(*words, "--json")[1])
-    assert found["setting"]["up"] == "natural"
-    row = next(row for row in found["methods"] if row["method"] == "COFIG")
-    bits = as_codec("natural").bits(100, "float64")
-    assert row["bits_up"] == pytest.approx(row["clients"] * bits)
 
 
 # --- steps by theory on the command line ----------------------------------------------------------

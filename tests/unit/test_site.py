@@ -1,7 +1,5 @@
 """Check the built site: links, formulas, code, reference, search, no requests elsewhere."""
 
-from __future__ import annotations
-
 import functools
 import html
 import http.server
@@ -19,6 +17,8 @@ from browser import DARK, browse
 import fedpage as fp
 
 ROOT = Path(__file__).resolve().parents[2]
+PROBES = Path(__file__).with_name("site_probes")
+"""Scripts that are added to pages, and write what they see into the element "probe"."""
 pytestmark = pytest.mark.slow  # builds the site and opens it in a browser
 
 
@@ -73,23 +73,6 @@ def test_faults_of_a_site_are_found(tmp_path):
     assert others == ["https://x.org/fine"]
 
 
-def test_doctests_in_docstrings_become_code(site):
-    from docstrings import fence_doctests
-
-    text = "Add.\n\n>>> 1 + 1\n2\n\nMore."
-    assert fence_doctests(text) == "Add.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
-    assert fence_doctests("None.\n") == "None.\n"
-
-
-def test_signatures_are_those_of_the_source(site):
-    import docstrings
-
-    shown = docstrings.render("data.dirichlet")
-    assert shown.startswith("## `fedpage.data.dirichlet` { #fedpage.data.dirichlet .api }")
-    assert "alpha: float" in shown
-    assert "seed: int = 0" in shown
-
-
 def test_formulas_are_mathml(pages):
     assert pages["methods/fedpage.html"].count("<math") > 40
     for name, page in pages.items():
@@ -116,28 +99,6 @@ def test_the_reference_shows_every_public_name_and_its_docstring(pages):
     text = re.sub(r"<[^>]+>", "", pages["api/running.html"])
     assert "&gt;&gt;&gt; import fedpage as fp" in text
     assert "<blockquote>" not in pages["api/running.html"]
-
-
-PROBE = """<script>
-const seen = {wide: {}, loaded: [], dark: null};
-const done = () => { document.getElementById("probe").textContent = JSON.stringify(seen); };
-let waiting = 0;
-for (const page of PAGES) {
-  const frame = document.createElement("iframe");
-  frame.style = "width: WIDTHpx; height: 800px; border: 0";
-  frame.src = page;
-  waiting += 1;
-  frame.onload = () => setTimeout(() => {
-    const inside = frame.contentDocument, root = inside.documentElement;
-    seen.wide[page] = root.scrollWidth - root.clientWidth;
-    const entries = frame.contentWindow.performance.getEntriesByType("resource");
-    seen.loaded.push(...entries.map(entry => entry.name));
-    seen.paper = getComputedStyle(inside.body).backgroundColor;
-    if (--waiting === 0) done();
-  }, 300);
-  document.body.appendChild(frame);
-}
-</script>"""
 
 
 def serve(site, body):
@@ -170,7 +131,9 @@ WIDE = [
     ("names", "width", "options"), [(WIDE, 400, ()), (["index.html"], 1400, (DARK,))]
 )
 def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width, options):
-    probe = PROBE.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))
+    script = (PROBES / "frames.js").read_text(encoding="utf-8")
+    script = script.replace("PAGES", json.dumps(names)).replace("WIDTH", str(width))
+    probe = f"<script>\n{script}</script>"
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve(site, probe)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"http://127.0.0.1:{server.server_port}"
@@ -184,48 +147,20 @@ def test_pages_fit_and_load_nothing_from_elsewhere(site, tmp_path, names, width,
     assert brightness < 60 if options else brightness > 240
 
 
-CUT_PROBE = """<pre id="probe"></pre><script>
-window.addEventListener("load", () => setTimeout(() => {
-  const cut = [...document.querySelectorAll(".beside pre > code")]
-    .filter(code => code.scrollWidth > code.clientWidth + 1)
-    .map(code => code.textContent.slice(0, 60));
-  document.getElementById("probe").textContent = JSON.stringify(cut);
-}, 500));</script></body>"""
-
-
 @pytest.mark.parametrize("name", ["fedpage", "fedavg", "scaffold", "s-local-svrg"])
 def test_code_beside_the_mathematics_has_no_scroll_bar(site, tmp_path, name):
-    assert browse_copy(site / "methods" / f"{name}.html", CUT_PROBE, tmp_path) == []
-
-
-SEARCH_PROBE = """<pre id="probe"></pre><script>
-const find = (root, selector) => [...root.querySelectorAll("*")]
-  .filter(element => element.shadowRoot)
-  .flatMap(element => [...element.shadowRoot.querySelectorAll(selector)]);
-window.addEventListener("load", () => setTimeout(() => {
-  document.querySelector(".md-search__button").click();
-  setTimeout(() => {
-    const [field] = find(document, "input[role=combobox]");
-    field.value = "leak-free";
-    field.dispatchEvent(new Event("input", {bubbles: true}));
-    const wait = setInterval(() => {
-      const hits = find(document, "a").map(link => link.getAttribute("href"));
-      if (!hits.length) return;
-      clearInterval(wait);
-      document.getElementById("probe").textContent = JSON.stringify(hits);
-    }, 200);
-  }, 500);
-}, 500));</script></body>"""
+    assert browse_copy(site / "methods" / f"{name}.html", "cut_code.js", tmp_path) == []
 
 
 def test_search_works_in_a_page_that_is_opened_from_the_file_system(site, tmp_path):
-    hits = browse_copy(site / "index.html", SEARCH_PROBE, tmp_path)
+    hits = browse_copy(site / "index.html", "search.js", tmp_path)
     assert any("methods/fedpage.html" in hit for hit in hits)
 
 
-def browse_copy(page, probe, tmp_path):
+def browse_copy(page, script, tmp_path):
     """Open a copy of a page, to which a script was added, from the file system."""
-    copy = page.with_name("probed.html")
+    copy, code = page.with_name("probed.html"), (PROBES / script).read_text(encoding="utf-8")
+    probe = f'<pre id="probe"></pre><script>\n{code}</script></body>'
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
     try:
         return browse(copy.as_uri(), tmp_path, "--window-size=1500,900")[0]
