@@ -1,7 +1,5 @@
 """Fixtures of the replays: two objectives, each with fused kernels and without."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of codecs: what is sent is what the simulator used, means, variances, contractions, bits."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

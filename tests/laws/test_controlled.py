@@ -3,8 +3,6 @@
 The replays are plain Python and the formulas of the papers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

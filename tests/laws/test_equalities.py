@@ -1,7 +1,5 @@
 """Pairs of methods that are the same method where a hyper-parameter has a special value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of rounds in which clients fail: accepted replies, retries, fallbacks, for any method."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Replay runs of an independent implementation, with given coins, clients and minibatches."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

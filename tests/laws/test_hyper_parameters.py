@@ -1,7 +1,5 @@
 """Hyper-parameters of all methods: impossible values, codecs, effective steps, and costs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Check losses and regularisers against numpy's formulas, scipy's optima and plain local steps."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -148,19 +146,6 @@ def test_smoothness_bounds_the_gradient(loss, reg):
         for end in (b, a + 1e-3 * b):
             gap = np.linalg.norm(a - end) * (1 + 1e-6)
             assert np.linalg.norm(dense.grad(a) - dense.grad(end)) <= L.whole * gap
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_threads_and_chunks_do_not_change_the_bits(loss):
-    problem = make(loss, "smoothed-l1", weights="size")
-    x = np.linspace(-1, 1, problem.d)
-    assert problem.grad(x, threads=3).tobytes() == problem.grad(x).tobytes()
-    method = fp.SCAFFOLD(S=3, K=3, eta_l=0.02)
-    settings = [fp.RunOptions(), fp.RunOptions(threads=2, chunk=1)]
-    runs = [
-        fp.simulate(problem, method, rounds=12, seed=1, options=options) for options in settings
-    ]
-    assert runs[0].x.tobytes() == runs[1].x.tobytes()
 
 
 # Softmax regression

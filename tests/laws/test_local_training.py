@@ -1,7 +1,5 @@
 """Laws of client optimisers and of local epochs: formulas, rows, and a client alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

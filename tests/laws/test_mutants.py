@@ -1,7 +1,5 @@
 """Check that every mutant applies, and that the laws catch a few; `make mutants` runs them all."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Newton's method: its replay, its linear algebra, and the oracles' losses and Hessians."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The comparison of replies: honest clients never meet it, and every field is guarded."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """Replay the paper's methods and their variants against plain Python."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

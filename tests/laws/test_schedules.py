@@ -1,7 +1,5 @@
 """Laws of schedules: they change the numbers of a round, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -12,7 +10,7 @@ from support import make_method, quadratic, uneven
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.engine.simulate import Simulation
-from fedpage.methods.schedules import Constant, Cosine, Schedule, Step, Warmup, at_round, with_step
+from fedpage.methods.schedules import Constant, Cosine, Schedule, Step, at_round, with_step
 from fedpage.runs.config import field_types
 
 CONSTANT = {
@@ -84,37 +82,6 @@ def test_schedules_change_the_run():
     server = moves(problem, dataclasses.replace(method, eta_g=Step(1.0, 3)), 6)
     assert local[:3] == server[:3] == plain[:3]
     assert local[3] != plain[3] != server[3] != local[3]
-
-
-class Killed(BaseException):
-    """The process is killed."""
-
-
-@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD-II", "FedAdam", "EF21", "SVRP"])
-def test_a_resume_after_any_round_has_the_same_bits(name, tmp_path):
-    problem = uneven("logistic")
-    method = scheduled(make_method(name, 4, 3, 0.1), lambda s: Warmup(3, Cosine(s, 6, s / 9)))
-    arguments = {"rounds": 9, "seed": 2, "record_every": 1}
-    wanted = fp.simulate(problem, method, **arguments)
-    options = fp.RunOptions(checkpoint_every=2)
-    for killed in range(1, 9):
-
-        def kill(info, killed=killed):
-            if info.round == killed:  # before its checkpoint
-                raise Killed
-
-        out, callbacks = tmp_path / str(killed), [fp.FunctionCallback(on_round_end=kill)]
-        with pytest.raises(Killed):
-            fp.simulate(problem, method, out=out, callbacks=callbacks, options=options, **arguments)
-        resume = dataclasses.replace(options, resume=True)
-        assert fp.simulate(problem, method, out=out, options=resume, **arguments).same(wanted)
-
-
-def test_threads_and_chunks_do_not_change_the_bits():
-    problem = uneven("logistic")
-    method = fp.SCAFFOLD(S=6, K=3, eta_l=Cosine(0.1, 8), eta_g=Warmup(3, 1.0))
-    wanted = moves(problem, method, 8)
-    assert moves(problem, method, 8, chunk=2, threads=3) == wanted
 
 
 @pytest.mark.parametrize("name", ROWS)

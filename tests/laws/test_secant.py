@@ -3,8 +3,6 @@
 The replays are plain Python and the formulas of the method's page.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import count
 from typing import Any
@@ -214,32 +212,6 @@ def test_missing_clients_are_asked_again_and_counted_once(name, number):
         np.testing.assert_allclose(run.state.g, problem.grad(run.x), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_g_follows_the_point_in_a_pass(number):
-    """Where all clients have the same Hessian, g is the gradient at x, however far x moves."""
-    problem = equal_hessians()
-    for method in (
-        fp.SecantPAGE(S=3),
-        PassStartFedPAGE(S=3, K=4, eta_g=0.1),
-        PassStartFedPAGE(S=3, K=1, eta_g=0.1),
-    ):
-        run = the_pass(problem, method, number=number)
-        np.testing.assert_allclose(run.state.g, problem.grad(run.state.x_prev), atol=1e-12)
-        assert np.linalg.norm(run.x) > 0.1
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 3.0, 1e3])
-def test_the_damping_balances_what_is_left_and_noise(scale):
-    """A pass multiplies it by the root of |g|/|new g - g|, from 1/4 to 2."""
-    method = fp.SecantPAGE(S=2, metric="none")
-    g, noise = np.array([0.3, -0.2, 0.1, 0.4]), scale * np.array([0.1, 0.3, -0.2, 0.2])
-    state = method.init(np.zeros(4), 8)._replace(damping=0.2, passes=1, g=g, fresh=g + noise)
-    after = method._end_pass(state)
-    r = math.sqrt(np.linalg.norm(g) / np.linalg.norm(noise))
-    assert after.damping == pytest.approx(0.2 * min(2, max(0.25, r)), rel=1e-12)
-    assert not after.fresh.any()
-
-
 @pytest.mark.parametrize("metric", ["full", "window"])
 def test_a_ridge_below_the_rounding_error_ends_no_run_with_an_exception(metric):
     """K^-1 is then indefinite, and g.(K/n)^-1 g below 0 has no real root."""
@@ -320,26 +292,6 @@ def test_sampled_rounds_carry_both_estimators_along():
     np.testing.assert_allclose(run.state.fresh, problem.A[0] @ at - b, rtol=0, atol=1e-12)
     assert np.abs(x - at).max() > 0
     assert run.costs.fallbacks > 2
-
-
-def test_a_resting_x_moves_again_in_the_next_pass():
-    """Rounds at rest send one vector down and up, others two."""
-    A = quadratic().A[:1].repeat(60, axis=0)
-    problem = fp.Quadratic(A, np.random.default_rng(0).normal(size=(60, 1, 4)))
-    run = Simulation(problem, fp.SecantPAGE(S=1), seed=1)
-    rested = set()
-    for _ in range(200):
-        before, x, number = run.costs.floats_up, run.x, run.state.passes
-        was_moving = not np.array_equal(run.state.x, run.state.x_prev)
-        run.step()
-        assert run.costs.floats_up - before == problem.d * (2 if was_moving else 1)
-        if np.array_equal(run.x, x):
-            rested.add(number)
-            assert run.state.norm2(run.state.g) < 1e-4 * run.state.q_start
-        elif number in rested:
-            assert run.state.passes == number + 1
-    assert rested == {1, 2, 3}
-    assert np.linalg.norm(problem.grad(run.x)) < 1e-4
 
 
 # 4. Invariance

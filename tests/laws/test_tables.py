@@ -3,8 +3,6 @@
 The replays are plain Python and the formulas of the papers.
 """
 
-from __future__ import annotations
-
 import itertools
 from itertools import count
 from typing import Any
