@@ -3,12 +3,9 @@
 All processes listen on 127.0.0.1 only.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -34,8 +31,8 @@ APP = Path(__file__).resolve().parents[2] / "examples" / "flower"
 class FastFederation(LocalFederation):
     """A federation whose nodes poll often, and whose apps start without importing anew."""
 
-    def __init__(self, home, nodes, **options):
-        super().__init__(home, nodes, **options)
+    def __init__(self, home, nodes):
+        super().__init__(home, nodes)
         programs = self.home / "programs"
         write_programs(programs)
         self.environment["PATH"] = f"{programs}{os.pathsep}{self.environment['PATH']}"
@@ -64,10 +61,6 @@ class FastFederation(LocalFederation):
         process.start()
         process.join(seconds)
         return subprocess.CompletedProcess(arguments, process.exitcode, output.read_text(), "")
-
-
-def rounds_done(out):
-    return max([0, *(int(path.name[:9]) for path in (out / "checkpoints").glob("[0-9]*.npz"))])
 
 
 def ended(out):
@@ -102,7 +95,7 @@ def start_unauthorised_nodes(federation):
 
 
 METHODS = {
-    "scaffold": (fp.SCAFFOLD(S=2, K=3, eta_l=0.1), "S=2 K=3 eta_l=0.1", 4),
+    "scaffold": (fp.SCAFFOLD(S=2, K=3, eta_l=0.1), "S=2 K=3 eta_l=0.1", 2),
     "fedpage": (fp.FedPAGE(S=1, K=3, eta_g=0.5, p=0.1), "S=1 K=3 eta_g=0.5 p=0.1", 2),
 }
 SECURE = {"method": "scaffold", "hyper": "S=3 K=3 eta_l=0.1", "rounds": 1, "evaluation": "values"}
@@ -136,32 +129,21 @@ def settings(name, folder):
 
 
 @pytest.mark.slow
-def test_a_killed_deployment_resumes_with_equal_bits(tmp_path, simulated_runs):
-    """Unauthorised nodes are refused; SuperLink and ServerApp are killed in a run and restarted.
+def test_a_deployment_has_equal_bits_and_refuses_unauthorised_nodes(tmp_path, simulated_runs):
+    """Flower answers every message in a new process, so that nodes keep nothing in memory.
 
-    Flower answers every message in a new process, so that nodes keep nothing in memory.
+    test_deploy_page.py kills a SuperLink with its ServerApp, and the run resumes.
     """
-    out = tmp_path / "scaffold"
     nodes = [{"partition-id": i, "client-state-dir": str(tmp_path / f"state{i}")} for i in range(3)]
-    with FastFederation(tmp_path / "home", nodes, database=tmp_path / "superlink.db") as federation:
-        run = federation.submit(APP, **settings("scaffold", tmp_path))
+    with FastFederation(tmp_path / "home", nodes) as federation:
         refused = start_unauthorised_nodes(federation)
-        wait_until(lambda: rounds_done(out) >= 1)
-        pids = find_descendants(federation.processes["superlink"].pid)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        federation.processes["superlink"].wait()
-        assert not ended(out)
+        runs = {name: federation.submit(APP, **settings(name, tmp_path)) for name in METHODS}
+        secure = {**SMALL, **SECURE, "aggregation": "secure:bound=100"}
+        federation.submit(APP, **secure, out=str(tmp_path / "secure"))
         for name, text in REFUSALS.items():
             assert refused[name].wait(60) == 1
             assert text in federation.log(name), federation.log(name)[-600:]
             assert "SuperNode ID" not in federation.log(name)
-        federation.start_superlink()
-        federation.flwr("stop", run, "here")  # otherwise nodes wait for it for a minute
-        runs = {name: federation.submit(APP, **settings(name, tmp_path)) for name in METHODS}
-        assert runs["scaffold"] != run
-        secure = {**SMALL, **SECURE, "aggregation": "secure:bound=100"}
-        federation.submit(APP, **secure, out=str(tmp_path / "secure"))
         for name in METHODS:
             wait_until(lambda name=name: ended(tmp_path / name))
             history = fp.History.load(tmp_path / name / "history.jsonl")

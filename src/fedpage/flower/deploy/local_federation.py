@@ -42,7 +42,6 @@ class LocalFederation:
     Args:
         home: directory for keys, logs and Flower's own files.
         nodes: the configuration of each node (--node-config).
-        database: file in which the SuperLink keeps its runs and registered keys.
 
     Raises:
         InputError: a program of Flower is missing, or a process does not start.
@@ -51,10 +50,8 @@ class LocalFederation:
     run_options: tuple[str, ...] = ()
     """Further options of `flwr run`."""
 
-    def __init__(
-        self, home: Path, nodes: Sequence[Mapping[str, object]], *, database: Path | None = None
-    ) -> None:
-        self.home, self.nodes, self.database = home.resolve(), list(nodes), database
+    def __init__(self, home: Path, nodes: Sequence[Mapping[str, object]]) -> None:
+        self.home, self.nodes = home.resolve(), list(nodes)
         self.bin = Path(sys.executable).parent
         for program in ("flower-superlink", "flower-supernode", "flwr"):
             if not (self.bin / program).exists():
@@ -104,8 +101,6 @@ class LocalFederation:
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
-        if self.database:
-            command += ["--database", str(self.database)]
         self.spawn("superlink", command)
         self.wait_until(lambda: _listens(self.address), "superlink", 60)
 
