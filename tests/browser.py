@@ -1,7 +1,5 @@
 """Open pages in a headless Chromium."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Fixtures of all tests. Real data comes from FEDPAGE_DATA, ../shared/data or the user's cache."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -15,8 +15,6 @@ A table may name the file in tests/laws that catches most of its mutants and run
 `pytest tests/laws/test_mutants.py -k one_place` checks all lines in a second.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

@@ -5,8 +5,6 @@ hyper-parameters. After each round it yields x, and the vectors that the server 
 keep. It uses nothing of fedpage but codecs, which have laws of their own.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Every method under the laws: how to make it, and which laws apply to it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple

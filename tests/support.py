@@ -1,7 +1,5 @@
 """Oracles without fused kernels, and small problems, shared by the tests."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

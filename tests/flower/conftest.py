@@ -1,7 +1,5 @@
 """Fixtures for the Flower tests. Without Flower the tests are skipped."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ imported Flower and fedpage. Each task still has a process of its own, which sta
 state of an app. The server and a site of test_deploy_page.py run Flower's programs as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

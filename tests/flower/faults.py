@@ -1,7 +1,5 @@
 """Faults of a LocalGrid, single messages to a node, and what a history says about them."""
 
-from __future__ import annotations
-
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from localgrid import LocalGrid

@@ -4,8 +4,6 @@ Messages and replies are serialised as on a network, tests choose the faults, an
 Flower has no public way to do this, so private names of flwr are used here, and only here.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from typing import Any

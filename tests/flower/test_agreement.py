@@ -1,7 +1,5 @@
 """What sites must agree on before round 0: columns by name, classes, statistics, sizes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

@@ -1,7 +1,5 @@
 """The audit log of a node: complete, chained, written by several processes, and never left out."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Settings of methods on a federation: equal bits to the simulator, and every byte counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import At, change_reply

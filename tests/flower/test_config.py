@@ -1,7 +1,5 @@
 """Run configurations: their keys, and those that are refused before round 0, in one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from importlib.resources import files

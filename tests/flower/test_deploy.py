@@ -1,7 +1,5 @@
 """`fedpage deploy`: the keys and apps that it writes, and the checks before a deployment."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

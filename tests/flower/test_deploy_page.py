@@ -1,7 +1,5 @@
 """Run every command of docs/deploy.md: a server and two sites as processes on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Evaluation in a federation: riding on rounds, wrong and missing values, what sites send."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import AWAY, At, Killed, ask, refusal, texts

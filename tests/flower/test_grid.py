@@ -3,8 +3,6 @@
 Messages cross the grid as bytes, as they do on a network.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

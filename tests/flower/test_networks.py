@@ -1,7 +1,5 @@
 """A torch model on Flower nodes has the same bits as in the simulator."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

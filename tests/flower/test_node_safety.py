@@ -1,7 +1,5 @@
 """What leaves a node when something is wrong there, and what a server cannot make a node do."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import secrets

@@ -1,7 +1,5 @@
 """The client state on a node: private, locked, of one run of one server, and removed at its end."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

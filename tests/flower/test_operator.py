@@ -1,7 +1,5 @@
 """What an operator sees of a federation, and how it waits for nodes that are away."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Secure aggregation in one process: equal bits to the simulator, dropouts, and what is hidden."""
 
-from __future__ import annotations
-
 import os
 import stat
 

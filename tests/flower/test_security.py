@@ -1,7 +1,5 @@
 """Messages, arrays, mods and wrappers that a node or a server refuses. No process or socket."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

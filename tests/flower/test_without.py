@@ -1,7 +1,5 @@
 """fedpage without Flower."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Clients that send wrong numbers to a federation: named, excluded, and the run goes on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from faults import At, census, texts, with_numbers

@@ -1,7 +1,5 @@
 """Skip the tests of this folder where torch is not installed; test_without_torch.py says so."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Small networks, rows for clients of very different sizes, and loops of plain PyTorch."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

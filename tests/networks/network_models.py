@@ -1,7 +1,5 @@
 """The models of the table in docs/torch.md, with rows of two clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Check products of bfloat16: parameters, outputs, losses, gradients and messages are float32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Check batch normalisation whose statistics are aggregated, or stay at their clients."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

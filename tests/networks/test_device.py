@@ -4,8 +4,6 @@ No accelerator is needed: the engine, the methods and the oracle take the same p
 test fails where a round copies a tensor to numpy.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

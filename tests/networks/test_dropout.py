@@ -1,7 +1,5 @@
 """Check dropout: masks repeat, differ between draws, and are those that autograd would use."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

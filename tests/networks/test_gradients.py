@@ -1,7 +1,5 @@
 """Check gradients, methods and bits of torch models against references."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

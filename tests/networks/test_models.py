@@ -1,7 +1,5 @@
 """Check which torch modules a problem accepts, and how it computes them."""
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

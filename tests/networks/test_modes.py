@@ -1,7 +1,5 @@
 """Check that a network has the same run in every mode, for any chunks, and after a resume."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare client optimisers with torch.optim, and networks in a batch with a client alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Check that models, losses, rows and options that cannot be used are refused in one line."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

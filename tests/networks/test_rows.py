@@ -1,7 +1,5 @@
 """Check the forms in which clients' rows are given, and rows that are read when needed."""
 
-from __future__ import annotations
-
 import collections
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Check metrics, held-out rows, and the best model in a file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Check fedpage without torch, and report the skipped tests of torch models."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

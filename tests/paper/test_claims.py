@@ -1,7 +1,5 @@
 """Claims on made-up runs whose truth is known."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Check the paper's figures as studies, and their runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks: their hooks, the progress bar, the trackers (each with its real library)."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

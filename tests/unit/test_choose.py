@@ -1,7 +1,5 @@
 """`choose`: small problems with known answers, ties, refusals, and the command line."""
 
-from __future__ import annotations
-
 import re
 import time
 import tomllib

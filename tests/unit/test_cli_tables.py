@@ -1,7 +1,5 @@
 """The command line on tables: ids, held-out rows, objectives by the labels, losses of users."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import fields, replace
 from types import SimpleNamespace
@@ -259,19 +257,6 @@ def test_a_plan_of_few_clients_samples_all(run, refused, patients):
 
 
 # --- help and data show ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", [("run",), ("compare",), ("tune",), ("data", "show")])
-def test_help_lists_names_and_breaks_none(run, monkeypatch, command):
-    monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = run(*command, "--help")
-    assert "quantity-dirichlet:alpha" in out
-    assert "{" not in out.partition("\n")[2]  # some versions of typer print the usage as {DATA}
-    assert max(map(len, out.splitlines())) <= 80
-    if "show" not in command:
-        assert "squared-hinge" in out
-        assert "-smoothed-l1" in out
-        assert "--intercept / --no-intercept" in out
 
 
 def test_data_show_divides_as_a_run_does(run, refused, patients):

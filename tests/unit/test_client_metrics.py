@@ -1,7 +1,5 @@
 """Metrics by client: the worst value and percentiles in records, and tables of scores."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -186,20 +184,6 @@ def test_runs_record_quantiles_in_the_same_bits(hospitals):
         problem, fp.FedAvg(S=3), **options, stop=fp.Stop("accuracy_p10:0.0,hold=0")
     )
     assert stopped.last("round") == 0
-
-
-def test_softmax_records_quantiles():
-    rng = np.random.default_rng(1)
-    data = fp.Dataset.from_arrays(rng.normal(size=(60, 4)), rng.choice(["a", "b", "c"], 60))
-    asked = ["accuracy_worst", "auc", "loss_worst", "log_loss_worst"]
-    problem = fp.Softmax(data, 5, metrics=asked)
-    x = point(problem)
-    found = problem.evaluate(x)
-    each = problem.evaluate_clients(np.arange(5), x)
-    assert found["accuracy_worst"] == each.metrics["accuracy"].min()
-    assert found["loss_worst"] == pytest.approx(each.losses.max(), rel=1e-12)
-    assert found["loss_worst"] == pytest.approx(found["log_loss_worst"], rel=1e-12)
-    assert 0 < found["auc"] < 1
 
 
 def test_poisson_metrics_compare_means_with_counts():

@@ -1,7 +1,5 @@
 """Comparisons of histories, and the tables of them."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Costs: bits beside bytes, and sums of costs, wherever a cost is accepted."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

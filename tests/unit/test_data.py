@@ -1,7 +1,5 @@
 """Data: files, the registry, downloads and generated data."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import http.server

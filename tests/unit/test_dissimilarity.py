@@ -1,7 +1,5 @@
 """The clients' second-order dissimilarity delta, planted and estimated."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Check the documentation: snippets, commands, links, outputs of the examples, prose."""
 
-from __future__ import annotations
-
 import doctest
 import re
 import runpy
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import gallery
 import links
-import numpy as np
 import pytest
 import reference
 import sources
@@ -23,7 +20,6 @@ import fedpage as fp
 from fedpage.cli import main
 from fedpage.codecs import CODECS
 from fedpage.core.metrics import METRICS
-from fedpage.core.random import RoundDraws
 from fedpage.core.spec import Registry
 from fedpage.data.partition import PARTITIONS
 from fedpage.data.registry import DATASETS, LibsvmFile
@@ -162,23 +158,6 @@ def test_command_lines_are_valid(name):
             parse(line, whole)
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("fedpage walk", "no command walk"),
-        ("fedpage data lift", "no command lift"),
-        ("fedpage compare --etag 1", "no option --etag"),
-        ("fedpage run fedpage --eta-x 1", "no option --eta-x"),
-        ("fedpage compare --rounds x", "integer|number"),
-        ("fedpage tune", "(?i)missing .*method"),
-        ("fedpage run fedpoge", "unknown method"),
-    ],
-)
-def test_an_invalid_command_line_is_noticed(line, why):
-    with pytest.raises(Exception, match=why):
-        parse(line, True)
-
-
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_formulas_are_correct_on_github(name):
     """GitHub's Markdown removes some signs of a formula first: escapes of punctuation, emphasis."""
@@ -315,31 +294,6 @@ def test_contributing_shows_the_examples_as_they_are():
     for shown, name in ((method, "own_method.py"), (problem, "own_problem.py")):
         text = (ROOT / "examples" / name).read_text(encoding="utf-8")
         assert shown.strip() == text.split("\n\nif __name__")[0].strip()
-
-
-def test_the_own_method_reaches_the_optimum():
-    kind = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["MomentumSGD"]
-    problem = fp.Quadratic.random(8, 5, 4, seed=3)
-    history = fp.simulate(problem, kind(S=8, eta=0.1), rounds=200, seed=0)
-    np.testing.assert_allclose(history.x, problem.x_star, atol=1e-8)
-    assert kind().with_step(0.3).effective_step == pytest.approx(0.3)
-
-
-def test_the_own_problem_has_the_right_gradient():
-    module = runpy.run_path(str(ROOT / "examples" / "own_problem.py"))
-    rng = np.random.default_rng(1)
-    problem = module["RobustCentre"]([rng.normal(size=(m, 3)) for m in (1, 4, 9)])
-    x, h = rng.normal(size=3), 1e-6
-    slopes = [(problem.loss(x + h * e) - problem.loss(x - h * e)) / (2 * h) for e in np.eye(3)]
-    np.testing.assert_allclose(problem.grad(x), slopes, atol=1e-8)
-    method = fp.FedPAGE(S=2, K=3, eta_g=0.5, b2=3, b3=2)
-    run = fp.simulate(problem, method, rounds=20, seed=0)
-    assert run.same(
-        fp.simulate(problem, method, rounds=20, seed=0, options=fp.RunOptions(threads=2, chunk=1))
-    )
-    oracle = problem.oracle(np.arange(3), RoundDraws(0, 0))
-    assert oracle.grad(x, oracle.batch(3)).shape == (3, 3)
-    assert oracle.gradients == 1 + 3 + 3
 
 
 def test_the_own_engine_survives_clients_that_fail():

@@ -1,7 +1,5 @@
 """Check draws: uniform, without replacement, and a function of their keys alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Encodings: what was done to a table's columns is done to new rows."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

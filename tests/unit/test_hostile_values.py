@@ -4,8 +4,6 @@ The matrix is built from the signatures: every field of every method, codec and 
 and every argument of the public functions and constructors of a table below.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Check data sets of Hugging Face and partitions of flwr-datasets, all made here."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -249,18 +247,6 @@ def test_text_labels_and_ids_of_a_column(table):
         ([[1.0], [2.0]], [0, 1]),
         ([[3.0]], [1]),
     ]
-
-
-def test_torch_trains_on_a_partitioned_data_set(table):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    clients = client_datasets(
-        partitions(NaturalIdPartitioner("hospital"), table), label="label", columns="vector"
-    )
-    torch.manual_seed(0)
-    problem = fp.TorchProblem(torch.nn.Linear(3, 3), torch.nn.functional.cross_entropy, clients)
-    assert (problem.N, problem.sizes.tolist()) == (4, [6, 6, 6, 6])
-    history = fp.simulate(problem, fp.FedAvg(S=2, K=2, eta_l=0.1), rounds=5, seed=0)
-    assert history["loss"][-1] < history["loss"][0]
 
 
 # Mistakes

@@ -1,7 +1,5 @@
 """Exact fits over sites: every number equals the pooled analysis by statsmodels."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """`--json`: one JSON document on standard output, and nothing else there."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results are found again by code, data and version: those of others are not taken over."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """How replies pass through a codec between the client and the mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """Metrics: their values, their directions, and their columns in every problem's records."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -302,20 +300,6 @@ def test_objectives_come_from_the_losses(data):
     robust = OBJECTIVES["robust"].problem
     assert "'robust' has no regulariser" in refusal(robust, data[0], 10, alpha=0.5)
     assert "did you mean 'logistic-l2'" in refusal(OBJECTIVES.__getitem__, "logistic-l")
-
-
-def test_the_slope_and_curvature_that_a_loss_declares():
-    t = np.linspace(-6, 6, 4801)
-    for loss in LOSSES.values():
-        for b in (-1.0, 1.0):
-            terms = np.array([loss.code.terms(v, b) for v in t])
-            value = terms[:, 0] + np.log1p(terms[:, 1])
-            slope = np.array([loss.code.slope(v, b) for v in t])
-            middle = (value[2:] - value[:-2]) / (t[2] - t[0])
-            np.testing.assert_allclose(middle, slope[1:-1], atol=2e-3)
-            second = np.diff(slope) / np.diff(t)
-            assert abs(second).max() <= loss.curvature * (1 + 1e-9)
-            assert (second.min() >= -1e-9) == loss.convex, loss.name
 
 
 def test_a_weak_epsilon_is_called_weak(run):

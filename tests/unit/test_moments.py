@@ -5,8 +5,6 @@ v = (x, x_prev, g, 1). The second moments E v v^T then follow a linear recursion
 no run and no draw is needed. f is convex, but the f_i need not be, as the theorems allow.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

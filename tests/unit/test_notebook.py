@@ -1,7 +1,5 @@
 """Tests of the notebook: its outputs are those of a new run."""
 
-from __future__ import annotations
-
 import base64
 
 import gallery

@@ -1,16 +1,8 @@
 """Degenerate data and margins at the ends of float64, against 60-digit or exact arithmetic."""
 
-from __future__ import annotations
-
 import itertools
-import json
 import math
-import re
-import shutil
-import subprocess
 from decimal import Decimal, localcontext
-from fractions import Fraction
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -21,7 +13,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import StopReason
 from fedpage.problems.base import norm
-from fedpage.report import page, plots
+from fedpage.report import plots
 from fedpage.studies.space import search_space
 from fedpage.theory import (
     Setting,
@@ -195,31 +187,6 @@ def test_a_residual_beyond_float64_has_a_finite_robust_loss():
     assert close(problem.loss(np.array([1.7e308])), loss)
 
 
-@pytest.mark.parametrize("margin", MARGINS)
-def test_a_quadratic_and_an_own_problem_at_every_margin(margin):
-    """Check f(x) = x^2 - 3x and f(x) = (x - 3)^2/2."""
-    quadratic = fp.Quadratic(np.full((2, 1, 1), 2.0), np.array([[[2.0]], [[4.0]]]))
-    own = OwnSquares(np.ones((1, 1)), np.array([3.0]), 1)
-    x, exact = np.array([margin]), Fraction(margin)
-    for problem, loss, grad in (
-        (quadratic, exact**2 - 3 * exact, 2 * exact - 3),
-        (own, (exact - 3) ** 2 / 2, exact - 3),
-    ):
-        measured = problem.evaluate(x)
-        with localcontext() as context:
-            context.prec, context.Emax = 60, 10**6
-            size = Decimal(1 + 3 * abs(margin))
-            assert close(
-                measured["loss"], Decimal(loss.numerator) / loss.denominator, tiny="1e-13"
-            ), problem.name
-            assert close(problem.grad(x)[0], Decimal(grad.numerator) / grad.denominator, size), (
-                problem.name
-            )
-            assert close(
-                measured["grad_norm"], abs(Decimal(grad.numerator)) / grad.denominator, size
-            )
-
-
 def test_a_quadratic_whose_two_terms_overflow_is_infinite():
     problem = fp.Quadratic(np.full((1, 1, 1), 2.0), np.full((1, 1, 1), 1e10))
     assert problem.loss(np.array([1e300])) == math.inf
@@ -385,15 +352,6 @@ def test_partitions_of_constant_labels(label):
 # Theory and plans
 
 
-def test_theory_and_plans_at_the_smallest_federations():
-    for N, S, K, convex in ((1, 1, 1, True), (1, 1, 1, False), (1, 1, 3, True), (5, 5, 3, False)):
-        setting = Setting(N=N, S=S, K=K, M=1, epsilon=0.1)
-        for line in analyses(setting, convex=convex):
-            assert line.rounds is None or 1 <= line.rounds < math.inf
-    # p = S/N = 1: PAGE is gradient descent, and its theorem gives gradient descent's step
-    assert fp.theory.nonconvex_page(L=2.0, N=3, S=3, D0=1.0, epsilon=0.1).method.eta_g == 0.5
-
-
 def test_plans_are_finite_at_the_ends_of_the_range():
     ends = (1e-30, 1e30)
     for L, far, epsilon, other, convex in itertools.product(
@@ -455,53 +413,4 @@ def test_plots_of_exact_zeros(tmp_path):
     assert (tmp_path / "pair.png").stat().st_size > 0
 
 
-@pytest.mark.skipif(
-    shutil.which("node") is None, reason="node, which runs the page's script, is not installed"
-)
-def test_the_pages_axis_at_exact_zeros(tmp_path):
-    """An exact 0 is drawn at the lower edge of a log axis; all zeros get a linear axis."""
-    seen = {}
-    for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
-        text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
-        data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
-        script = files("fedpage.report").joinpath("chart.js").read_text(encoding="utf-8") + (
-            '\nconst choice = {x: "round", y: "grad_norm", xlog: false, ylog: null};'
-            f"const view = layout({data}.figures[0].panels[0], {{...choice, hidden: new Set()}});"
-            "console.log(JSON.stringify([view.log, view.zeros, view.bottom, view.top, "
-            "view.curves[0].points.map(p => [p.middle, view.place(p.middle)])]));"
-        )
-        out = subprocess.run(
-            ["node", "-e", script], capture_output=True, text=True, check=True
-        ).stdout
-        seen[name] = json.loads(out)
-    log, zeros, bottom, top, points = seen["zero"]
-    assert (log, zeros) == (False, False)
-    assert bottom < 0 < top
-    assert {tuple(point) for point in points} == {(0, 0)}
-    log, zeros, bottom, top, points = seen["fall"]
-    assert (log, zeros, bottom) == (True, True, 0.5)
-    assert points == [[1, 1], [0, 0.5], [0, 0.5], [0, 0.5], [0, 0.5]]
-
-
 # The command line
-
-
-def test_the_command_line_on_degenerate_files(run, refused, tmp_path):
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "zero.txt").write_text("1\n-1\n1\n-1\n")
-    (tmp_path / "ones.txt").write_text("1 1:1\n1 2:3\n1 1:2\n1\n")
-    zero = "--data zero.txt --clients 2 --S 1"
-    for words, part in (
-        ("run fedavg --data empty.txt --clients 1", "there is no row"),
-        ("run fedavg --data zero.txt --clients 5", "at most 4 clients"),
-        (f"plan {zero} --target 0.1", "x0 = 0 is a minimiser already"),
-        (f"run fedpage {zero} --steps theory", "smoothness must be"),
-        ("plan --target 1e-200", "epsilon must be from"),
-        (f"tune fedavg {zero} --search step=0.1,1 --rounds 2", "reached before the first round"),
-    ):
-        refused(words.split(), part)
-    code, out, err = run(*f"compare {zero} --K 2 --rounds 3 --seeds 2 --out both".split())
-    assert (code, err.count("Warning")) == (0, 0)
-    assert "nan" not in out.lower()
-    words = "--data ones.txt --clients 2 --S 2 --partition label-shards:1 --rounds 3"
-    assert run("run", "fedavg", *words.split(), "--objective", "logistic")[0] == 0

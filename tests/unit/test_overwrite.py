@@ -1,7 +1,5 @@
 """Directories with runs: nothing is deleted by accident, and what a full disk advises works."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

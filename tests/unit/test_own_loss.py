@@ -1,7 +1,5 @@
 """A user's own loss as a class, and the arguments of linear models that cannot be used."""
 
-from __future__ import annotations
-
 import decimal
 import math
 

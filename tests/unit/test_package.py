@@ -1,7 +1,5 @@
 """Check the wheel's contents, versions, the shell's completion, the lock file and the Makefile."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Records that some of the clients measured: no end, no best value, no target, a gap in plots."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Partitions: their definitions, the fewest rows of a client, ids, texts and shifted features."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np
@@ -47,13 +45,6 @@ def test_partitions_are_disjoint_leave_no_client_empty_and_stay_the_same(make, d
     assert {int(r) for i in range(7) for r in split.rows(i)} == set(split.order.tolist())
     assert digest is None or split.digest[:16] == digest
     assert (make(1).digest == split.digest) == (digest is None)
-
-
-def test_representations_have_no_arrays():
-    ragged = Partition("mine", np.arange(9), np.array([0, 1, 4, 9]))
-    assert repr(ragged) == "Partition(mine, 3 clients, rows 1..5, median 3)"
-    assert repr(fp.blocks(7, 3)) == "Partition(blocks(3), 3 clients of 2 rows)"
-    assert repr(fp.blocks(1, 1)) == "Partition(blocks(1), 1 client of 1 row)"
 
 
 # Definitions
@@ -135,20 +126,6 @@ def test_hsu_with_tiny_alpha_gives_one_label_each_until_labels_run_out():
 
 
 # The fewest rows of a client
-
-
-@pytest.mark.parametrize("name", ["mushrooms", "a9a", "census"])
-@pytest.mark.parametrize("clients", [50, 1000])
-def test_partitions_by_label_succeed_where_labels_are_few(name, clients, real):
-    y = fp.load("census").y if name == "census" else real(name).y
-    each = len(y) // clients
-    for alpha in (0.01, 1.0):
-        for make in DIRICHLET:
-            split = make(y, clients, alpha)
-            assert (split.N, split.sizes.min() >= 1) == (clients, True)
-        split = fp.quantity_dirichlet(len(y), clients, alpha, min_rows=each // 2)
-        assert (split.N, split.sizes.min() >= each // 2) == (clients, True)
-    assert (fp.label_shards(y, clients).sizes == len(y) // (2 * clients) * 2).all()
 
 
 @pytest.mark.parametrize("make", [fp.dirichlet, fp.dirichlet_yurochkin])

@@ -1,7 +1,5 @@
 """Check the predictions of linear models on new rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.sparse import csr_array

@@ -1,7 +1,5 @@
 """Check objectives: weights, gradients, minibatches, constants and arguments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support import quadratic, refusal, uneven

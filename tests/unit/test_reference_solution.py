@@ -1,7 +1,5 @@
 """The reference solution of problems, its cache, and the metrics that compare with it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

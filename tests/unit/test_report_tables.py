@@ -1,7 +1,5 @@
 """The formats of tables: LaTeX, Markdown, CSV and text."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Many runs as one table: `fp.Runs`."""
 
-from __future__ import annotations
-
 import math
 
 import polars

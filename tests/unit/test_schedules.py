@@ -1,7 +1,5 @@
 """Check schedules as values: their steps, their text, their own kinds, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

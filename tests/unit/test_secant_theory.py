@@ -4,8 +4,6 @@ The estimator is the code's own, `passes.join`. What docs/theory.md derives of t
 that no code depends on.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, permutations
 
 import numpy as np

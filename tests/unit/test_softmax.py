@@ -1,7 +1,5 @@
 """Check Softmax as users meet it: labels, metrics, held-out rows, names, and the known optimum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support import refusal
@@ -17,15 +15,6 @@ def text_labels(rows: int = 90) -> fp.Dataset:
     centres = np.array([[2.0, 0.0], [-1.0, 2.0], [-1.0, -2.0]])
     names = np.array(["ash", "elm", "oak"])
     return fp.Dataset.from_arrays(centres[numbers] + rng.normal(size=(rows, 2)), names[numbers])
-
-
-def minimise(problem, start=None):
-    """Find the minimum of a problem with scipy's L-BFGS."""
-    from scipy.optimize import minimize
-
-    x = np.zeros(problem.d) if start is None else start
-    options = {"maxiter": 5000, "maxfun": 20000, "gtol": 1e-10, "ftol": 0.0}
-    return minimize(problem.loss, x, jac=problem.grad, method="L-BFGS-B", options=options).x
 
 
 # --- labels ---------------------------------------------------------------------------------------
@@ -107,19 +96,3 @@ def test_data_sets_of_several_classes():
         assert len(data.columns) == features
         np.testing.assert_allclose(data.X.mean(axis=0), 0, atol=1e-12)
     assert fp.load("iris").classes == ("setosa", "versicolor", "virginica")
-
-
-def test_the_optimum_is_scikit_learns():
-    """Scikit-learn minimises C sum_ij f_ij + |x|^2/2: alpha = 1/(C n) gives the same minimum."""
-    from sklearn.linear_model import LogisticRegression
-
-    data = fp.load("digits", classes=10)[:600]
-    alpha = 0.01
-    problem = fp.Softmax(data, 1, reg="l2", alpha=alpha)
-    theirs = LogisticRegression(
-        C=1 / (alpha * data.rows), fit_intercept=False, tol=1e-10, max_iter=5000
-    ).fit(data.X, data.y)
-    x = minimise(problem)
-    assert np.linalg.norm(problem.grad(x)) < 1e-7
-    np.testing.assert_allclose(x.reshape(-1, 10).T, theirs.coef_, atol=1e-4)
-    assert problem.loss(theirs.coef_.T.ravel()) == pytest.approx(problem.loss(x), rel=1e-8)

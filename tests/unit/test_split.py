@@ -1,7 +1,5 @@
 """Division of a data set into training and test rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support import refusal

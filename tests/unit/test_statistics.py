@@ -1,7 +1,5 @@
 """Samples of costs, paired comparisons and ranks over problems, against truths that are known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

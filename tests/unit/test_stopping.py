@@ -1,7 +1,5 @@
 """Stopping: targets and patience in the direction of any column, budgets, divergence."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

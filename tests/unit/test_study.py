@@ -1,7 +1,5 @@
 """Check studies: the file, the grids, the store of runs, and what is made of them."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """Styles of curves: colour = method in every picture, dash = step, marker = variant."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from importlib.resources import files

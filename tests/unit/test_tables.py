@@ -1,7 +1,5 @@
 """Tables: CSV, parquet, npz and frames become data sets, and bad cells are named."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

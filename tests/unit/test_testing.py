@@ -1,7 +1,5 @@
 """check_method: sound methods pass, and each way to break a method is named."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any, ClassVar

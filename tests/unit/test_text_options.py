@@ -1,7 +1,5 @@
 """Codecs, schedules and client optimisers as texts: commands, run files, searches and refusals."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tuning: spaces, searches with known optima, trials and their store, `fedpage tune`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
