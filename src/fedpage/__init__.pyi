@@ -105,9 +105,9 @@ from fedpage.problems.torch.files import save_model as save_model
 from fedpage.problems.torch.norms import to_group_norm as to_group_norm
 from fedpage.problems.torch.problem import TorchProblem as TorchProblem
 from fedpage.report import report as report
-from fedpage.report.partition_plot import plot_partition as plot_partition
+from fedpage.report.data_summary import plot_partition as plot_partition
+from fedpage.report.diagrams import plot_critical_difference as plot_critical_difference
 from fedpage.report.plots import plot as plot
-from fedpage.report.rank_plot import plot_critical_difference as plot_critical_difference
 from fedpage.runs.frame import Runs as Runs
 from fedpage.runs.history import History as History
 from fedpage.runs.spec import RunOptions as RunOptions

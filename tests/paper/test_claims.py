@@ -23,7 +23,7 @@ from fedpage.studies.claims import (
     combine,
     evaluate,
 )
-from fedpage.studies.paper import book, tuning
+from fedpage.studies.paper import book
 
 LOW, HIGH = [0.010, 0.011, 0.009, 0.012, 0.010], [0.05, 0.06, 0.04, 0.05, 0.055]
 MIXED = [0.005, 0.02, 0.007, 0.03, 0.01]
@@ -230,7 +230,7 @@ def test_gradients_per_call():
 def test_tuned_steps_to_targets_that_hold_and_to_their_first_touch(near, verdict):
     def tuned(hold, near):
         return [
-            tuning.TunedCurve(
+            book.TunedCurve(
                 panel="10 clients", label=str(i), hold=hold, K=1, eta_g=v[0] if v else 0.1,
                 rho=None, rounds_on_held_out_seeds=[], within_tenth=v,
             )
@@ -246,7 +246,7 @@ def test_tuned_steps_to_targets_that_hold_and_to_their_first_touch(near, verdict
 
     def check(held, touched):
         searched = {name: tuned(0.25, held) + tuned(0.0, touched)}
-        return evaluate(claim, figures, partial(tuning.check_steps, searched))
+        return evaluate(claim, figures, partial(book.check_steps, searched))
 
     found = check(near, [[0.1], [0.1]])
     assert found.verdict == (CHOICES if verdict == HOLDS else verdict)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedpage as fp
-from fedpage.studies.paper import book, tuning
+from fedpage.studies.paper import book
 
 
 def load(name, **options):
@@ -86,7 +86,7 @@ def test_the_search_for_tuned_steps(tmp_path):
 
     def search():
         report = lambda done, total, what: seen.append(what)  # noqa: E731
-        return tuning.search(study, "tiny/one", grid, tmp_path, 1, report)
+        return book.search(study, "tiny/one", grid, tmp_path, 1, report)
 
     rows = search()
     names = [f"FedPAGE ({name})" for name in ("one", "five")]
@@ -98,9 +98,9 @@ def test_the_search_for_tuned_steps(tmp_path):
     assert (rows[0]["rho"], rows[0]["within_tenth"]) == (None, [0.3])
     assert rows[2]["rho"] in (0.01, 1.0)
     assert {f"50 clients, {name}" for name in names} == set(seen)
-    assert tuning.load(study, "tiny/one", grid, tmp_path) == rows == search()
-    assert tuning.load(study, "tiny/one", replace(grid, target=0.07), tmp_path) is None
-    assert tuning.load(study, "tiny/one", grid, tmp_path / "elsewhere") is None
+    assert book.load_search(study, "tiny/one", grid, tmp_path) == rows == search()
+    assert book.load_search(study, "tiny/one", replace(grid, target=0.07), tmp_path) is None
+    assert book.load_search(study, "tiny/one", grid, tmp_path / "elsewhere") is None
 
 
 def test_other_data_is_marked_in_the_title():

@@ -9,7 +9,7 @@ import pytest
 import fedpage as fp
 from fedpage.core.errors import InputError
 from fedpage.report import data_summary
-from fedpage.report.partition_plot import count_labels
+from fedpage.report.data_summary import count_labels
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 2))

@@ -16,7 +16,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import Smoothness
 from fedpage.methods import METHODS
 from fedpage.methods.fair import default_method
-from fedpage.report.search_plot import format_setting, search_panels
+from fedpage.report.diagrams import format_setting, search_panels
 from fedpage.studies import trials as trial_files
 from fedpage.studies.space import Axis, build_candidate, codec_axis, given_axes, search_space
 from fedpage.studies.trials import HELD_OUT_SEED, Question, SearchEnded, Trials, run_trial

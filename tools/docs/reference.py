@@ -92,7 +92,7 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Comparisons of methods over seeds and over problems, and tables of them.",
         [
             "studies.comparison", "studies.statistics",
-            "report.rank_plot", "report.tables",
+            "report.diagrams.plot_critical_difference", "report.tables",
         ],
     ),
     "studies": (
@@ -126,8 +126,9 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
         "Plots and reports", "Curves, tables and pages from histories.",
         [
             "report.write_report", "report.plots", "report.bands", "report.style", "report.titles",
-            "report.figure_file", "report.search_plot", "report.partition_plot.plot_partition",
-            "report.summary", "report.page", "report.watch", "runs.status",
+            "report.figure_file", "report.diagrams.search_panels",
+            "report.data_summary.plot_partition", "report.summary", "report.page",
+            "report.watch", "runs.status",
         ],
     ),
 }  # fmt: skip

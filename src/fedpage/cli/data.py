@@ -16,7 +16,7 @@ from fedpage.cli.output import console, print_grid, print_table
 from fedpage.core.errors import InputError
 from fedpage.data import download, registry
 from fedpage.report import data_summary
-from fedpage.report.partition_plot import plot_partition
+from fedpage.report.data_summary import plot_partition
 from fedpage.report.tables import Table
 from fedpage.runs.build import divide_rows, load_data
 from fedpage.runs.config import DataConfig, setting

@@ -22,7 +22,7 @@ from fedpage.data import registry
 from fedpage.report.tables import Table
 from fedpage.runs.config import ProblemConfig, setting
 from fedpage.studies import claims
-from fedpage.studies.paper import book, tuning
+from fedpage.studies.paper import book
 from fedpage.studies.results import StudyResults, write_page
 from fedpage.studies.study import Study
 
@@ -90,14 +90,14 @@ def reproduce(config: ReproduceConfig) -> Document:
         with continues(out), progress_bar("runs") as progress:
             study.run(jobs=jobs, progress=progress)
     fresh = sum(study.new_runs for study in studies)
-    known = {name: tuning.load(study, name, grid, out) for study, name, grid in searches}
+    known = {name: book.load_search(study, name, grid, out) for study, name, grid in searches}
     tuned = {name: rows for name, rows in known.items() if rows is not None}
     if name == "all" and not config.quick and config.data is None:
         tuned |= _tune([each for each in searches if each[1] not in tuned], out, jobs)
     results = [StudyResults(study) for study in studies]
     figures = {name: figure for part in results for name, figure in part.figures.items()}
     concerned = [claim for claim in book.claims() if set(claim.figures) & set(figures)]
-    check_steps = partial(tuning.check_steps, tuned)
+    check_steps = partial(book.check_steps, tuned)
     checked = [claims.evaluate(claim, figures, check_steps) for claim in concerned]
     for part in results:
         part.write_figures(out / "figures")
@@ -133,13 +133,13 @@ def _configs(study: Study) -> list[ProblemConfig]:
     return [source for source in study.sources().values() if isinstance(source, ProblemConfig)]
 
 
-def _tune(searches: Sequence[Search], out: Path, jobs: int) -> dict[str, list[tuning.TunedCurve]]:
+def _tune(searches: Sequence[Search], out: Path, jobs: int) -> dict[str, list[book.TunedCurve]]:
     """Search the step sizes of figures, and return and print what is found, by figure."""
     found = {}
     for study, name, grid in searches:
         with progress_bar("search") as progress:
-            rows = tuning.search(study, name, grid, out, jobs, progress)
-        table = tuning.table(name, grid, rows)
+            rows = book.search(study, name, grid, out, jobs, progress)
+        table = book.search_table(name, grid, rows)
         print_table(table, wrapped=table.headings[-1:])
         found[name] = rows
     return found

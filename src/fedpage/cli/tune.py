@@ -17,7 +17,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.types import HyperParameter
 from fedpage.methods import MethodEntry
 from fedpage.methods.fair import default_method
-from fedpage.report.search_plot import search_panels
+from fedpage.report.diagrams import search_panels
 from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig, field_values, setting
 from fedpage.studies import tuning

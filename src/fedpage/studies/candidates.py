@@ -14,7 +14,7 @@ from fedpage.engine.devices import Devices
 from fedpage.engine.simulate import simulate
 from fedpage.methods import METHODS, MethodEntry
 from fedpage.methods.fair import default_method
-from fedpage.report.search_plot import format_setting
+from fedpage.report.diagrams import format_setting
 from fedpage.runs import build
 from fedpage.runs.history import History
 from fedpage.runs.spec import RunOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedpage.core.columns import describe_column
 from fedpage.core.types import HyperParameter
 from fedpage.methods.schedules import effective_step
-from fedpage.report.search_plot import format_setting
+from fedpage.report.diagrams import format_setting
 from fedpage.report.summary import format_cost, format_duration
 from fedpage.report.tables import Table
 from fedpage.runs.history import History
