@@ -188,12 +188,11 @@ def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
 
     methods = [fp.FedPAGE(S=2), fp.FedAvg(S=2)]
     study = study_of_methods(linear(), methods, [3, 5], rounds=2)
-    runs = study.iterate(
+    study.run(
         jobs=jobs,
         callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")],
     )
-    assert next(runs).meta["seed"] == 3
-    assert len(list(runs)) == 3
+    assert [run.meta["seed"] for run in study.runs().values()] == [3, 5, 3, 5]
     texts = sorted(path.read_text() for path in tmp_path.iterdir())
     assert texts == ["FedAvg 3", "FedAvg 5", "FedPAGE 3", "FedPAGE 5"]
 

@@ -216,19 +216,20 @@ def _run_all(
     """Run every method with every seed, with a progress bar for each method."""
     seeds, rounds = config.seed_list, config.rounds
     jobs = min(jobs, os.cpu_count() or 1)  # more processes than cores only cost their start
-    runs: list[History] = []
     with progress_bars() as bars:
         tasks = [bars.add_task(method.name, total=rounds * len(seeds)) for method in methods]
 
         def show_rounds(method: AnyMethod, seed: int) -> list[Progress]:
             return [Progress(bars, tasks[methods.index(method)], offset=seeds.index(seed) * rounds)]
 
-        for history in study.iterate(jobs=jobs, callbacks=show_rounds if jobs == 1 else None):
-            runs.append(history)
-            method, seed = divmod(len(runs) - 1, len(seeds))
-            note = summarise_record(history.rows[-1])
-            bars.update(tasks[method], completed=(seed + 1) * rounds, note=note)
-    return runs
+        def show_run(done: int, total: int) -> None:
+            if done:
+                method, seed = divmod(done - 1, len(seeds))
+                note = summarise_record(list(study.runs().values())[-1].rows[-1])
+                bars.update(tasks[method], completed=(seed + 1) * rounds, note=note)
+
+        study.run(jobs=jobs, progress=show_run, callbacks=show_rounds if jobs == 1 else None)
+    return list(study.runs().values())
 
 
 def _build_methods(config: CompareConfig, problem: LinearModel) -> list[AnyMethod]:

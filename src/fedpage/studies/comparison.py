@@ -82,11 +82,6 @@ class Comparison:
             ends[label] = (sum(run.ends_at(target) for run in runs), value)
         return cls(costs, ends, target, cost, title, remarks)
 
-    @property
-    def goal(self) -> str:
-        """What was to be reached, such as "gradient norm 0.01"."""
-        return self.target.title
-
     @cached_property
     def samples(self) -> dict[str, CostSample]:
         """The median cost of each method with its interval, the best method first."""
@@ -141,7 +136,7 @@ class Comparison:
     def lines(self) -> list[str]:
         """Write a line for each method's cost, and then the sentences."""
         column = self.cost.column
-        head = f"{column.label.capitalize()} to {self.goal}, interpolated between records; "
+        head = f"{column.label.capitalize()} to {self.target.title}, interpolated between records; "
         costs = [f"  {name}: {self.samples[name].text(column.unit)}" for name in self.costs]
         head += f"medians and {100 * self.level:.0f} % intervals:"
         return [head, *costs, *self.sentences()]
@@ -155,7 +150,7 @@ class Comparison:
         scale, unit = scale_unit(least if math.isfinite(least) else 0.0, self.cost.column.unit)
         heading = f"median ({unit.strip()})" if unit.strip() else "median"
         columns = ["method", "reached", "at end", "end value", heading, "low", "high"]
-        groups = [("", 4), (f"{self.noun} to {self.goal}", 3)]
+        groups = [("", 4), (f"{self.noun} to {self.target.title}", 3)]
         if self.pairs:
             columns += ["ratio", "low", "high", "p"]
             groups.append((f"times {self.best}", 4))
@@ -173,7 +168,9 @@ class Comparison:
                 *_in_brackets(low, high),
             ]
             rows.append((*row, *(self._ratio_cells(name) if self.pairs else ())))
-        caption = f"{self.noun.capitalize()} to {self.goal}, medians over {self.seeds} seeds."
+        caption = (
+            f"{self.noun.capitalize()} to {self.target.title}, medians over {self.seeds} seeds."
+        )
         caption = f"{self.title}: {caption}" if self.title else caption
         notes = (*self._notes(), *self.remarks)
         return Table(tuple(columns), tuple(rows), caption, notes, tuple(groups))

@@ -257,9 +257,7 @@ class StudyResults:
             if (history := self.runs.get(curve.key(seed))) is not None
             for row in history.rows
         ]
-        heads = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in heads}
-        table = polars.DataFrame(columns, strict=False)
+        table = polars.DataFrame(rows, infer_schema_length=None, strict=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         (table.write_csv if path.suffix == ".csv" else table.write_parquet)(path)
         return path

@@ -114,13 +114,9 @@ class PlannedRun:
                 raise
             return None
 
-    def finish(self, callbacks: CallbackFactory | None = None) -> History:
-        """Load the run, make it, or wait for the process that is writing it."""
-        while True:
-            history = self.load(warn=False)
-            history = self.execute(callbacks) if history is None else history
-            if history is not None:
-                return history
+    def wait(self) -> None:
+        """Wait for the process that is writing the run, and make the run if that process ends."""
+        while self.load(warn=False) is None and self.execute() is None:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 

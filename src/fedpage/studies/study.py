@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -217,9 +217,13 @@ class Study:
         return found
 
     def run(
-        self, *, jobs: int | None = 1, progress: Callable[[int, int], None] | None = None
+        self,
+        *,
+        jobs: int | None = 1,
+        progress: Callable[[int, int], None] | None = None,
+        callbacks: CallbackFactory | None = None,
     ) -> Study:
-        """Make all runs that are not in the store yet.
+        """Make all runs that are not in the store, or in memory, yet.
 
         A run that was killed continues from its last checkpoint. A run that another process is
         writing is awaited.
@@ -227,6 +231,7 @@ class Study:
         Args:
             jobs: Processes; None leaves the choice to `joblib.parallel_config`, for Dask or Ray.
             progress: Called with the number of finished runs and of all runs.
+            callbacks: Makes the callbacks of each run, in the process of that run.
 
         Returns:
             The study.
@@ -234,49 +239,30 @@ class Study:
         Raises:
             InputError: The data cannot be read, or a method does not fit its problem.
         """
-        report = progress or (lambda finished, total: None)
-        if self.store is None:
-            self.new_runs = len(self.plans) - len(self._kept)
-            for done, _ in enumerate(self.iterate(jobs=jobs), start=1):
-                report(done, len(self.plans))
-            return self
-        every = list({plan.place: plan for plan in self.plans.values()}.values())
-        left = [plan for plan in every if plan.load(warn=False) is None]  # the store will warn
-        done, self.new_runs = len(every) - len(left), 0
-        report(done, len(every))
-        elsewhere = []
-        for plan, is_done in run_tasks(_execute, [(plan,) for plan in left], jobs, in_order=False):
-            if is_done:
-                self.new_runs += 1
-                report(done := done + 1, len(every))
-            else:
-                elsewhere.append(plan)
-        for plan in elsewhere:
-            plan.finish()
-            report(done := done + 1, len(every))
-        return self
-
-    def iterate(
-        self, *, jobs: int | None = 1, callbacks: CallbackFactory | None = None
-    ) -> Iterator[History]:
-        """Yield the runs in the study's order, each as soon as it and all before it have ended.
-
-        Args:
-            jobs: Processes; see `run`.
-            callbacks: Makes the callbacks of each run, in the process of that run.
-        """
         if jobs is not None:
             check_whole("jobs", jobs, 1)
-        plans = self.plans
-        if len(self._kept) == len(plans):  # all have been run before
-            yield from self._kept.values()
-            return
-        tasks = [(plan, callbacks) for plan in plans.values()]
-        histories = run_tasks(PlannedRun.finish, tasks, jobs)
-        for key, history in zip(plans, histories, strict=True):
-            if not plans[key].key:
-                self._kept[key] = history
-            yield history
+        report, plans = progress or (lambda finished, total: None), self.plans
+        every = {plan.key or key: key for key, plan in plans.items()}.values()  # a run has one key
+        left = [
+            key
+            for key in every
+            if key not in self._kept and plans[key].load(warn=False) is None  # the store will warn
+        ]
+        done, self.new_runs, elsewhere = len(every) - len(left), 0, []
+        report(done, len(every))
+        tasks = [(key, plans[key], callbacks) for key in left]
+        for key, found in run_tasks(_execute, tasks, jobs, in_order=self.store is None):
+            if found is None:
+                elsewhere.append(key)
+                continue
+            self.new_runs += 1
+            if isinstance(found, History):
+                self._kept[key] = found
+            report(done := done + 1, len(every))
+        for key in elsewhere:
+            plans[key].wait()
+            report(done := done + 1, len(every))
+        return self
 
     def runs(self) -> dict[RunKey, History]:
         """Load the finished runs by (problem, method, setting, seed), in the study's order."""
@@ -315,9 +301,12 @@ class Study:
         return StudyResults(self).claims
 
 
-def _execute(plan: PlannedRun) -> tuple[PlannedRun, bool]:
-    """Make a run in the store; the history is not sent back from a worker."""
-    return plan, plan.execute() is not None
+def _execute(
+    key: RunKey, plan: PlannedRun, callbacks: CallbackFactory | None
+) -> tuple[RunKey, History | bool | None]:
+    """Make a run; a worker does not send back a history that is in the store."""
+    history = plan.execute(callbacks)
+    return key, history if history is None or not plan.key else True
 
 
 _PROBLEM_AXES = ("data", "clients", "objective", "partition", "alpha", "weights")
@@ -393,7 +382,7 @@ def sweep(
         problem, methods, seeds, stop, out,
         rounds=rounds, record_every=record_every, options=options,
     )  # fmt: skip
-    return list(study.iterate(jobs=jobs, callbacks=callbacks))
+    return list(study.run(jobs=jobs, callbacks=callbacks).runs().values())
 
 
 def study_of_methods(
