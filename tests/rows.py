@@ -255,3 +255,9 @@ ROWS = {
     "FRECON-randk": row("frecon", None, up="randk:0.5", **DIFFERENCES),
 }
 """Every method under the laws, by its name in the tests."""
+KINDS = (
+    "FedPAGE", "FedPAGE-average", "FedAvg", "SCAFFOLD-I", "VRL-SGD", "S-Local-SVRG-sampled",
+    "FedAdam", "Mime", "Scaffnew", "EF21-BC-TopK", "DASHA-PP", "COFIG-randk", "FRECON",
+    "SecantPAGE-window", "I-CGM-RG-SAGA", "SVRP", "S-DANE", "Newton",
+)  # fmt: skip
+"""A method of each kind, by what it sends, draws and keeps, for tests that take long."""

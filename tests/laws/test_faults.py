@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from rows import KINDS
 from support import after, methods, quadratic, refusal, uneven
 
 import fedpage as fp
@@ -51,7 +52,7 @@ def test_enough_retries_give_the_bits_of_a_run_without_faults(name):
     assert patient.last("bytes_down") > plain.last("bytes_down")
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KINDS)
 def test_faults_depend_on_the_seed_and_not_on_chunks_or_threads(name):
     gone = () if ALL[name].name == "VRL-SGD" else (5,)
     faults = dataclasses.replace(EVERY_FAULT, dropout=0.1, gone=gone, gone_from=9)

@@ -8,7 +8,6 @@ from support import refusal
 
 import fedpage as fp
 from fedpage.data.partition import PARTITIONS, Partition, own_parameter, partition_from_text
-from fedpage.data.skew import _move_rows
 
 Y = np.where(np.arange(1000) % 10 == 0, 1.0, -1.0)
 DIRICHLET = (fp.dirichlet, fp.dirichlet_yurochkin, fp.dirichlet_hsu)
@@ -146,21 +145,6 @@ def test_the_name_says_what_was_moved_or_dropped():
     assert sorted(lacking.order.tolist()) == list(range(300))
     assert fp.dirichlet(y, 5, 10.0).name == "dirichlet(5, alpha=10, seed=0)"
     assert fp.dirichlet(y, 5, 10.0, min_rows=9).name == "dirichlet(5, alpha=10, seed=0, min_rows=9)"
-
-
-def test_rows_are_moved_from_the_largest_clients_one_after_another():
-    owner = np.repeat([0, 2, 3, 4, 6], [9, 3, 8, 1, 2])
-    sizes = np.bincount(owner, minlength=7)
-    result, moved = _move_rows(owner, sizes, 2, seed=0)
-    assert moved == 5 == int((result != owner).sum())
-    assert np.bincount(result).tolist() == [6, 2, 3, 6, 2, 2, 2]
-    for client in (2, 6):  # neither too small nor one of the largest
-        assert (result == client).tolist() == (owner == client).tolist()
-    assert (result != _move_rows(owner, sizes, 2, seed=1)[0]).any()
-    result, _ = _move_rows(np.zeros(1000, dtype=np.int64), np.array([1000, 0]), 300, seed=3)
-    given = np.flatnonzero(result == 1)  # a random choice of the giver
-    assert len(given) == 300
-    assert given.mean() == pytest.approx(500, abs=60)
 
 
 # Refusals

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import KillAtWrite, Killed, methods, quadratic, refusal, uneven
+from rows import KINDS
+from support import KillAtWrite, Killed, make_method, quadratic, refusal, uneven
 
 import fedpage as fp
 from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
@@ -22,7 +23,6 @@ from fedpage.runs.fingerprint import code_digest, method_digest
 from fedpage.runs.spec import RunSpec
 from fedpage.runs.store import RunStore
 
-ALL = methods(4, 3, 0.1)
 EVERYONE = ("VRL-SGD", "Scaffnew", "EF21-BC", "Newton")
 """Methods that need every client in every round."""
 FAULTS = fp.Faults(dropout=0.2, nan=0.05, late=0.2, gone=(7,), gone_from=12)
@@ -59,10 +59,10 @@ def kill(out, round, problem, method, *, run_options=None, **arguments):
         )
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
     """Clients fail, too; the public laws resume every method without failures."""
-    problem, method = uneven(), ALL[name]
+    problem, method = uneven(), make_method(name, 4, 3, 0.1)
     faults = FAULTS if method.name not in EVERYONE else dataclasses.replace(FAULTS, gone=())
     arguments = {"rounds": 24, "seed": 3, "record_every": 5}
     first = fp.RunOptions(faults=faults)
