@@ -1,6 +1,5 @@
 """Callbacks: their hooks, the progress bar, the trackers (each with its real library)."""
 
-import math
 import sys
 import time
 
@@ -117,20 +116,6 @@ def test_a_callback_can_end_the_run():
     assert (history.stop_reason, history.stop_detail) == (fp.StopReason.CALLBACK, "three")
     assert history["round"].tolist() == [0, 3]
     assert recorder.calls[-1] == ("end", fp.StopReason.CALLBACK)
-
-
-def test_functions_are_called():
-    records, rounds = [], []
-    histories: list[fp.History] = []
-    observer = fp.FunctionCallback(
-        on_record=lambda record, x: records.append((record["round"], math.isfinite(x.sum()))),
-        on_round_end=lambda info: rounds.append(info.round),
-        on_run_end=histories.append,
-    )
-    history = simulate(observer, rounds=4)
-    assert records == [(0, True), (4, True)]
-    assert rounds == [1, 2, 3, 4]
-    assert histories == [history]
 
 
 RUN = {"problem": linear(), "method": fp.FedPAGE(S=2), "rounds": 1, "seed": 0}

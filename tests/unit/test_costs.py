@@ -9,8 +9,7 @@ from support import refusal
 import fedpage as fp
 from fedpage.core.columns import AXES, COLUMNS, DERIVED, Cost, describe_column, read_column
 from fedpage.engine.stopping import Stop
-from fedpage.report import page, plots, summary
-from fedpage.report.titles import by_method
+from fedpage.report import summary
 from fedpage.runs.history import History
 from fedpage.studies import tuning
 from fedpage.studies.trials import HELD_OUT_SEED, Question
@@ -164,24 +163,6 @@ def test_the_summary_has_up_down_and_the_cost():
     assert cells[0][3:7] == ["not reached", "not reached", "-", "-"]
 
 
-def test_plots_and_pages_have_the_cost_as_an_axis(tmp_path):
-    runs = [make_history(), make_history(name="SAGA", bits=False)]
-    axes = plots.curves(runs, x="up+0.1*down", y="loss")
-    assert axes.get_xlabel() == "bytes up + 0.1 bytes down (B)"
-    assert np.max(axes.lines[0].get_xdata()) == 120.0
-    axes = plots.curves(runs, x="bits_up", y="loss")
-    assert np.max(axes.lines[0].get_xdata()) == 624.0
-    plots.plot(runs, tmp_path / "pair.png", x=("round", "bits"), y="loss", dpi=30)
-    path = page.write_runs(
-        runs, tmp_path / "r.html", title="T", target="loss:0.5", cost="up+0.1*down"
-    )
-    text = path.read_text(encoding="utf-8")
-    first = text.index('<option value="bytes_up+0.1*bytes_down">bytes up + 0.1 bytes down</option>')
-    assert first < text.index('<option value="round">') < text.index('<option value="bits">')
-    usual = page.write_runs(runs, tmp_path / "u.html", title="T", target="loss:0.5")
-    assert '<select id="x">\n<option value="round">' in usual.read_text(encoding="utf-8")
-
-
 def test_compare_and_tune_on_the_command_line(run, refused, tmp_path):
     words = (*SMALL, "--rounds", "60", "--seeds", "1", "--target", "0.08", "--cost", "up+0.1*down")
     code, out, err = run("compare", *words, "--methods", "page,fedavg", "--out", "out")
@@ -199,15 +180,3 @@ def test_compare_and_tune_on_the_command_line(run, refused, tmp_path):
     assert code == 0, err
     assert "bytes_up+0.1*bytes_down to gradient norm 0.08" in out
     assert 'value="bytes_up+0.1*bytes_down"' in (tmp_path / "t.html").read_text()
-
-
-def test_labels_name_the_codecs():
-    def run(name: str, **method: object) -> History:
-        return History({"method": {"name": name, **method}, "seed": 0})
-
-    runs = [
-        run("EF21", up="topk:12", down="none"), run("COFIG", up="none", eta=0.1),
-        run("COFIG", up="natural", eta=0.1), run("SAGA", up="none", down="float32"),
-    ]  # fmt: skip
-    labels = ["EF21 (up=topk:12)", "COFIG (up=none)", "COFIG (up=natural)", "SAGA (down=float32)"]
-    assert list(by_method(runs)) == labels

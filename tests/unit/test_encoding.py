@@ -142,18 +142,6 @@ def test_rows_that_were_encoded_differently_are_refused(problem, options):
         assert "encoded differently" in refusal(use)
 
 
-def test_the_first_column_that_is_encoded_differently_is_found():
-    plain = {name: TRAIN[name] for name in ("age", "smoker", "ill")}
-
-    def encode(change=(), **options):
-        return fp.Dataset.from_frame({**plain, **dict(change)}, label="ill", **options).encoding
-
-    one, fewer = encode(), encode(columns=["age"])
-    assert one.find_difference(encode({"smoker": ["no", "si", "no", "si"]})) == "smoker"
-    assert one.find_difference(fewer) == fewer.find_difference(one) == "smoker"
-    assert one.find_difference(encode(missing="mean")) == ""
-
-
 @pytest.mark.parametrize(
     ("rows", "options", "word"),
     [

@@ -188,24 +188,6 @@ def test_provenance(runs):
     assert (meta["seed"], meta["rounds"], meta["versions"]["fedpage"]) == (0, 60, fp.__version__)
 
 
-def test_costs_to_reach_a_target(runs):
-    run = runs[0]
-    target = run["grad_norm"][3]
-    at = int(np.flatnonzero(run["grad_norm"] <= target)[0])
-    asked = fp.Target("grad_norm", target, hold=0)
-    assert run.cost_to(asked) == run["bytes_up"][at] + run["bytes_down"][at]
-    for cost in ("round", "bytes_up", "gradients", "clients"):
-        assert run.cost_to(asked, cost) == run[cost][at]
-    assert run.cost_to("grad_norm:1e-12,hold=0") == math.inf
-    assert run.reached(asked)
-    assert not run.reached("grad_norm:1e-12,hold=0")
-    assert "no column 'norm'" in refusal(run.cost, "norm")
-    for goal in (target, 1e-12):  # whether the target is reached or not
-        for word, meant in (("bytesup", "'bytes_up'"), ("byte", "'bytes'")):
-            said = refusal(run.cost_to, fp.Target("grad_norm", goal, hold=0), word)
-            assert f"did you mean {meant}" in said
-
-
 def test_pandas(runs):
     pandas = pytest.importorskip(
         "pandas", reason="pandas is an extra: pip install 'fedpage[pandas]'"
