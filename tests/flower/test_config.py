@@ -60,10 +60,7 @@ REFUSED = [
     (OWN_FILES | {"extra-columns": "ignore", "columns": ""}, "needs the names of the columns"),
     (OWN_FILES | {"extra-columns": "keep"}, "extra-columns must be 'refuse' or 'ignore'"),
     (OWN_FILES | {"min-clients": 4}, "min-clients is larger than clients"),
-    (
-        OWN_FILES | {"min-clients": 2, "weights": "size"},
-        "min-clients needs weights = 'uniform'",
-    ),
+    (OWN_FILES | {"min-clients": 2, "weights": "size"}, "min-clients needs weights = 'uniform'"),
     # runs that secure aggregation or a private mean cannot protect
     (SECURE | {"hyper": "S=1 K=2"}, "FedAvg adds up 1 replies"),
     (SECURE | {"hyper": "S=2 K=2"}, "at least 3 are required"),

@@ -69,8 +69,9 @@ def count_exchanges(counts):
     return prepare
 
 
-@pytest.mark.parametrize("every", [1, 2, 10, "log"])
-@pytest.mark.parametrize("method", ["fedpage", "scaffold"])
+@pytest.mark.parametrize(
+    ("method", "every"), [("fedpage", 1), ("fedpage", 10), ("scaffold", 2), ("scaffold", "log")]
+)
 def test_riding_changes_no_bit(federate, simulated, method, every):
     changes = {"method": method, "hyper": "S=3 K=2", "record-every": every}
     assert federate(**changes).history.same(simulated(**changes))
@@ -111,7 +112,7 @@ def test_a_round_that_was_sent_ahead_is_dropped_when_the_run_stops(
 
 
 @pytest.mark.parametrize("changes", [{}, SCAFFOLD])
-@pytest.mark.parametrize("number", [9, 14, 21, 30, 33, 47, 64])
+@pytest.mark.parametrize("number", [9, 21, 33, 47])
 def test_a_run_killed_at_any_message_resumes_with_equal_bits(federate, simulated, changes, number):
     changes = {**changes, **EVERY, "rounds": 8}
     count = 0

@@ -37,8 +37,9 @@ def test_history_equals_the_simulator(federate, simulated, method, tmp_path):
     """Federate each method with one of two objectives in turn; both have the frozen digests."""
     objective = OBJECTIVES[list(fp.METHODS).index(method) % 2]
     changes = {"method": method, "hyper": small(method), "objective": objective}
-    history = simulated(**changes)
-    assert federate(**changes).history.same(history)
+    short = changes | {"rounds": 5}
+    history = simulated(**short)
+    assert federate(**short).history.same(history)
     assert fp.History.load(tmp_path / "run" / "history.jsonl").same(history)
     if freeze.probe() == FROZEN["processor"]:
         for other in OBJECTIVES:

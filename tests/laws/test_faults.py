@@ -176,11 +176,7 @@ def test_scaffolds_c_stays_the_mean_of_the_client_states(fault):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [
-        ("nan", "not finite"),
-        ("infinite", "not finite"),
-        ("shape", "shape (1,) instead of (123,)"),
-    ],
+    [("nan", "not finite"), ("infinite", "not finite"), ("shape", "shape (1,) instead of (123,)")],
 )
 def test_invalid_replies_are_rejected_and_without_the_policy_are_added(fault, words):
     problem, method = uneven(), fp.FedAvg(S=12, K=2)

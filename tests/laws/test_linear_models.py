@@ -39,10 +39,7 @@ REGULARISERS = {
     "none": lambda w: (0.0, 0 * w),
     "l2": lambda w: (w @ w / 2, w),
     "nonconvex": lambda w: ((w**2 / (1 + w**2)).sum(), 2 * w / (1 + w**2) ** 2),
-    "smoothed-l1": lambda w: (
-        (np.sqrt(w**2 + 1e-4) - 0.01).sum(),
-        w / np.sqrt(w**2 + 1e-4),
-    ),
+    "smoothed-l1": lambda w: ((np.sqrt(w**2 + 1e-4) - 0.01).sum(), w / np.sqrt(w**2 + 1e-4)),
 }
 every = pytest.mark.parametrize(
     ("loss", "reg"), [(loss, reg) for loss in LOSSES for reg in REGULARISERS]

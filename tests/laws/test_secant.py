@@ -212,6 +212,18 @@ def test_missing_clients_are_asked_again_and_counted_once(name, number):
         np.testing.assert_allclose(run.state.g, problem.grad(run.x), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 3.0, 1e3])
+def test_the_damping_balances_what_is_left_and_noise(scale):
+    """A pass multiplies it by the root of |g|/|new g - g|, from 1/4 to 2."""
+    method = fp.SecantPAGE(S=2, metric="none")
+    g, noise = np.array([0.3, -0.2, 0.1, 0.4]), scale * np.array([0.1, 0.3, -0.2, 0.2])
+    state = method.init(np.zeros(4), 8)._replace(damping=0.2, passes=1, g=g, fresh=g + noise)
+    after = method._end_pass(state)
+    r = math.sqrt(np.linalg.norm(g) / np.linalg.norm(noise))
+    assert after.damping == pytest.approx(0.2 * min(2, max(0.25, r)), rel=1e-12)
+    assert not after.fresh.any()
+
+
 @pytest.mark.parametrize("metric", ["full", "window"])
 def test_a_ridge_below_the_rounding_error_ends_no_run_with_an_exception(metric):
     """K^-1 is then indefinite, and g.(K/n)^-1 g below 0 has no real root."""

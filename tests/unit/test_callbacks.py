@@ -174,8 +174,7 @@ def test_a_sweep_makes_the_callbacks_of_each_run(tmp_path, jobs):
     methods = [fp.FedPAGE(S=2), fp.FedAvg(S=2)]
     study = study_of_methods(linear(), methods, [3, 5], rounds=2)
     study.run(
-        jobs=jobs,
-        callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")],
+        jobs=jobs, callbacks=lambda method, seed: [Writer(tmp_path / f"{method.name}-{seed}")]
     )
     assert [run.meta["seed"] for run in study.runs().values()] == [3, 5, 3, 5]
     texts = sorted(path.read_text() for path in tmp_path.iterdir())

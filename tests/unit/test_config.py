@@ -18,13 +18,7 @@ from fedpage.core.errors import did_you_mean
 from fedpage.engine import faults
 from fedpage.runs import build, toml
 from fedpage.runs.build import build_method
-from fedpage.runs.config import (
-    MethodConfig,
-    ProblemConfig,
-    setting,
-    structure,
-    to_table,
-)
+from fedpage.runs.config import MethodConfig, ProblemConfig, setting, structure, to_table
 
 
 class Colour(Enum):

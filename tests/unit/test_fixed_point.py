@@ -12,13 +12,7 @@ from support import make_method, quadratic
 
 import fedpage as fp
 from fedpage.core.types import StopReason
-from fedpage.engine.fixed_point import (
-    BeyondBound,
-    FixedPointMean,
-    decode,
-    encode,
-    scale_exponent,
-)
+from fedpage.engine.fixed_point import BeyondBound, FixedPointMean, decode, encode, scale_exponent
 
 PROBLEM = fp.LogisticRegression(fp.load("census", rows=300), clients=12)
 bounds = st.floats(1e-200, 1e200)

@@ -121,9 +121,7 @@ def test_each_partition_is_a_client(table):
     np.testing.assert_array_equal(own.X[:, 3], np.array(first["dose"][:]))
     assert "DirichletPartitioner" in data.note
     listed = fp.from_huggingface(
-        [partitioner.load_partition(i) for i in range(4)],
-        label="label",
-        columns=["vector", "dose"],
+        [partitioner.load_partition(i) for i in range(4)], label="label", columns=["vector", "dose"]
     )
     assert listed.digest == data.digest
     assert listed.clients.tolist() == data.clients.tolist()

@@ -15,13 +15,7 @@ from fedpage.core.types import StopReason
 from fedpage.problems.base import norm
 from fedpage.report import plots
 from fedpage.studies.space import search_space
-from fedpage.theory import (
-    Setting,
-    estimate,
-    local_smoothness,
-    reference,
-    variance,
-)
+from fedpage.theory import Setting, estimate, local_smoothness, reference, variance
 
 LARGEST = Decimal(float(np.finfo(np.float64).max))
 SIZES = (1e-300, 1e-8, 36.0, 709.0, 745.0, 1e4, 1e154, 1.3e154, 1.8e154, 1e300)

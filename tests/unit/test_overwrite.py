@@ -147,8 +147,7 @@ S = 4
 
 
 @pytest.mark.parametrize(
-    ("name", "moments"),
-    [("run", (0, 6)), ("compare", (5,)), ("tune", (2,)), ("study", (3,))],
+    ("name", "moments"), [("run", (0, 6)), ("compare", (5,)), ("tune", (2,)), ("study", (3,))]
 )
 def test_what_a_full_disk_advises_works(run, tmp_path, monkeypatch, name, moments):
     (tmp_path / "study.toml").write_text(STUDY)
