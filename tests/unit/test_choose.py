@@ -81,6 +81,20 @@ def test_a_planted_winner_is_found():
     assert found.cut == ""
 
 
+@pytest.mark.parametrize(("d", "cost"), [(30, "rounds"), (15, "bytes")])
+def test_newton_is_chosen_for_few_sites(d, cost):
+    """Ten sites with tables of a few columns in unlike units."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, d)) * 10.0 ** rng.uniform(-1, 1, d)
+    margins = X @ (rng.normal(size=d) / X.std(axis=0)) + rng.logistic(size=200)
+    data = fp.Dataset.from_arrays(X, np.where(margins > 0, 1.0, -1.0))
+    few = fp.LogisticRegression(data, clients=10, reg="l2", alpha=1e-3)
+    methods, short = ["newton", "secantpage", "cofig"], {"seeds": 1, "rounds": 100}
+    found = fp.choose(few, target=1e-3, cost=cost, methods=methods, **SMALL | short)
+    assert found.recommended.name == "newton"
+    assert [each.name for each in found.ranking if each.is_tied] == ["newton"]
+
+
 def test_methods_that_cost_about_the_same_are_tied(choose):
     """FedProx with a tiny mu is FedAvg up to the seventh digit."""
     found = choose(fp.FedProx(S=4, mu=1e-7), fp.FedAvg(S=4), target=0.1)
