@@ -14,7 +14,7 @@ from nets import (
     plain_gradient,
     rows,
 )
-from support import Unfused, make_method, methods, uneven
+from support import Unfused, make_method, methods, refusal, uneven
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,6 +24,7 @@ from fedpage.core.random import RoundDraws
 from fedpage.core.types import Batch
 from fedpage.engine.collect import Costs
 from fedpage.engine.simulate import Simulation
+from fedpage.studies.candidates import list_candidates
 
 NAMES = [
     name
@@ -191,6 +192,92 @@ def test_little_memory_changes_nothing_else(options):
     np.testing.assert_allclose(all_gradients(small, x), all_gradients(whole, x), rtol=0, atol=1e-14)
     np.testing.assert_allclose(small.grad(x), whole.grad(x), rtol=0, atol=1e-14)
     assert small.evaluate(x)["loss"] == pytest.approx(whole.evaluate(x)["loss"], rel=1e-14)
+
+
+# Losses, and products of Hessians with vectors
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"memory": 2e-6}], ids=str)
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_losses_and_products_agree_with_differences(kind, options):
+    """For all rows and for minibatches, each client at its point."""
+    problem = PROBLEMS[kind][0]("float64", **options)
+    clients, rng, h = np.array([0, 2, 5, 6]), np.random.default_rng(0), 1e-6
+    y, v = problem.x0 + 0.1 * rng.normal(size=(4, problem.d)), rng.normal(size=(4, problem.d))
+    for size in (None, 4):
+        oracle = problem.oracle(clients, RoundDraws(1, 2))
+        batch = oracle.batch(size)
+        slopes, values = (
+            [call(y + sign * h * v, batch) for sign in (1, -1)]
+            for call in (oracle.grad, oracle.loss)
+        )
+        products = oracle.hvp(y, v, batch)
+        np.testing.assert_allclose(products, (slopes[0] - slopes[1]) / (2 * h), atol=2e-7)
+        along = (oracle.grad(y, batch) * v).sum(axis=1)
+        np.testing.assert_allclose((values[0] - values[1])[:, 0] / (2 * h), along, atol=1e-7)
+    other = PROBLEMS[kind][0]("float64", batched=False).oracle(clients, RoundDraws(1, 2))
+    np.testing.assert_allclose(other.hvp(y, v, other.batch(4)), products, rtol=0, atol=1e-13)
+
+
+def test_the_linear_model_in_torch_has_its_losses_and_products():
+    linear = uneven("logistic-nonconvex", weights="size")
+    x, clients = np.linspace(-1, 1, linear.d), np.arange(linear.N)
+    problems = (linear, *(as_torch(linear, "nonconvex", weights="size", batched=b) for b in (1, 0)))
+    found = []
+    for problem in problems:
+        oracle = problem.oracle(clients, RoundDraws(0, 0))
+        before, batch = oracle.gradients, oracle.batch(None)
+        found.append((oracle.loss(x, batch), oracle.hvp(x, x, batch)))
+        assert oracle.gradients - before == 2 * linear.sizes.sum()
+        assert found[-1][0].mean() == pytest.approx(problem.evaluate(x)["loss"], rel=1e-13)
+    for losses, products in found[1:]:
+        np.testing.assert_allclose(losses, found[0][0], rtol=1e-13)
+        np.testing.assert_allclose(products, found[0][1], rtol=0, atol=1e-13)
+
+
+class Absolute(nn.Module):
+    """A loss that is linear in one parameter, and does not depend on another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs):
+        return inputs[:, 0] * self.used
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_products_are_zero_where_gradients_are_constant(batched):
+    problem = fp.TorchProblem(Absolute().double(), F.l1_loss, [rows([4])[0]] * 2, batched=batched)
+    oracle = problem.oracle(np.arange(2), RoundDraws(0, 0))
+    found = oracle.hvp(problem.x0, problem.x0, oracle.batch(None))
+    assert found.shape == (2, 3)
+    assert not found.any()
+
+
+def test_one_client_alone_has_the_bits_of_its_row():
+    problem = mlp_problem("float32", deterministic=True)
+    points = problem.x0 + np.arange(problem.N)[:, None].astype(np.float32) / 10
+
+    def compute(clients):
+        oracle, y = problem.oracle(clients, RoundDraws(1, 0)), points[clients]
+        batch = oracle.batch(None)
+        return oracle.loss(y, batch), oracle.hvp(y, y - problem.x0, batch)
+
+    together = compute(np.arange(problem.N))
+    for i in range(problem.N):
+        for whole, alone in zip(together, compute(np.array([i])), strict=True):
+            assert whole.dtype == problem.dtype
+            assert whole[i].tobytes() == alone[0].tobytes()
+
+
+def test_networks_have_no_hessians_and_are_not_for_newton():
+    problem = mlp_problem()
+    kept, left_out = list_candidates(problem, methods=["newton", "page"])
+    assert [each.name for each in kept] == ["page"]
+    assert left_out["newton"] == refusal(fp.simulate, problem, fp.Newton(), rounds=1, seed=0)
+    assert "no Hessians" in left_out["newton"]
+    assert "SecantPAGE" in left_out["newton"]
 
 
 @pytest.mark.slow

@@ -41,11 +41,24 @@ class EpochOracle(Oracle, Protocol):
 
 
 @runtime_checkable
-class HessianOracle(Oracle, Protocol):
-    """An oracle that can compute losses and second derivatives. One counts as d gradients."""
+class LossOracle(Oracle, Protocol):
+    """An oracle that can compute losses. One counts as a gradient."""
 
     def loss(self, y: Vector, batch: Batch) -> Vector:
         """Return each client's mean loss (n, 1) over its batch, at its row of y or y (d,)."""
+
+
+@runtime_checkable
+class ProductOracle(Oracle, Protocol):
+    """An oracle that can compute products of Hessians with vectors. One counts as a gradient."""
+
+    def hvp(self, y: Vector, v: Vector, batch: Batch) -> Vector:
+        """Return each client's mean Hessian over its batch at y, times v (d,) or (n, d): (n, d)."""
+
+
+@runtime_checkable
+class HessianOracle(LossOracle, Protocol):
+    """An oracle that can compute losses and second derivatives. One counts as d gradients."""
 
     def hessian(self, y: Vector, batch: Batch) -> Vector:
         """Return the upper triangle of each client's mean Hessian, row after row, (n, d(d+1)/2)."""

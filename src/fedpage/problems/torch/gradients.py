@@ -52,6 +52,10 @@ class GradientFunction(Protocol):
         """Return gradients, and the losses of rows (n, w), or (n, 1) with their means."""
         ...
 
+    def products(self, v: Tensor, u: Tensor, batches: ClientBatches) -> list[Tensor]:
+        """Return the derivatives of the gradients along each client's own row of u (n, d)."""
+        ...
+
     def bind(self, v: Tensor) -> AbstractContextManager[PartsFunction]:
         """Yield the gradients at v, which may be changed in place between two calls."""
         ...
@@ -98,8 +102,17 @@ class BatchedGradients:
         gradients, each = self._compute(v, batches)
         return gradients, each.detach().reshape(batches.weights.shape)
 
-    def _compute(self, v: Tensor, batches: ClientBatches) -> tuple[list[Tensor], Tensor]:
-        """Return the parts of the gradients and the losses of all rows (n w,), not compiled."""
+    def products(self, v: Tensor, u: Tensor, batches: ClientBatches) -> list[Tensor]:
+        """Return the parts of the Hessians' products with u; they are not compiled."""
+        return self._compute(v, batches, u)[0]
+
+    def _compute(
+        self, v: Tensor, batches: ClientBatches, u: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the parts of the gradients and the losses of all rows (n w,), not compiled.
+
+        With u (n, d) the parts are the derivatives of the gradients along u.
+        """
         parts = [part.detach().requires_grad_(True) for part in self.model.split(v)]
         inputs, targets, weights, _, keys = batches
         with torch.enable_grad():
@@ -107,8 +120,9 @@ class BatchedGradients:
             terms, factors = [each], [weights.flatten()]
             if penalties is not None:
                 terms, factors = [each, penalties], [weights.flatten(), weights.sum(1)]
-            gradients = torch.autograd.grad(terms, parts, factors, allow_unused=True)
-        return _fill(parts, gradients), each
+            along = None if u is None else self.model.split(u)
+            found = _differentiate(terms, parts, factors, along)
+        return found, each
 
     @contextmanager
     def bind(self, v: Tensor) -> Iterator[PartsFunction]:
@@ -236,10 +250,21 @@ class SequentialGradients:
         with self._bind(v[0].detach()) as gradient:
             yield lambda batches: [part[None] for part in gradient(batches, 0)[0]]
 
+    def products(self, v: Tensor, u: Tensor, batches: ClientBatches) -> list[Tensor]:
+        """Return the parts of the Hessians' products with u; they are not compiled."""
+        each = []
+        for i in range(len(v)):
+            with self._bind(v[i].detach().clone(), u[i].clone()) as product:
+                each.append(product(batches, i)[0])
+        return [torch.stack(own) for own in zip(*each, strict=True)]
+
     @contextmanager
-    def _bind(self, point: Tensor) -> Iterator[_ClientGradient]:
-        """Yield the gradient and the loss of client i at a point (d,), as a function of batches."""
-        if self._is_compiled:
+    def _bind(self, point: Tensor, u: Tensor | None = None) -> Iterator[_ClientGradient]:
+        """Yield the gradient and the loss of client i at a point (d,), as a function of batches.
+
+        With u (d,) it is the derivative of the gradient along u.
+        """
+        if self._is_compiled and u is None:
             parts = self._model.split(point)
             yield lambda batches, i: self._compiled(parts, *_read_client(batches, i))
             return
@@ -251,8 +276,9 @@ class SequentialGradients:
                     outputs, penalty = self._model.call_copy(own, inputs, key)
                     loss = self._model.loss_fn(outputs, targets).reshape(())
                     total = loss if penalty is None else loss + penalty
-                    found = torch.autograd.grad(total, own.parameters, factor, allow_unused=True)
-                return _fill(own.parameters, found), loss.detach()
+                    along = None if u is None else self._model.split(u)
+                    found = _differentiate([total], own.parameters, [factor], along)
+                return found, loss.detach()
 
             yield gradient
 
@@ -276,6 +302,24 @@ def _read_client(batches: ClientBatches, i: int) -> tuple[Inputs, Tensor, Tensor
     inputs = map_tensors(lambda x: x[i, :used].clone(), batches.inputs)
     key = None if batches.keys is None else batches.keys[i]
     return inputs, batches.targets[i, :used].clone(), used * batches.weights[i, 0], key
+
+
+def _differentiate(
+    terms: Sequence[Tensor],
+    parts: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    along: Sequence[Tensor] | None,
+) -> list[Tensor]:
+    """Return the gradient of sum(terms * factors), or its derivative along a direction."""
+    is_twice = along is not None
+    found = torch.autograd.grad(terms, parts, factors, allow_unused=True, create_graph=is_twice)
+    gradients = _fill(parts, found)
+    if along is None:
+        return gradients
+    slope = sum((g * own).sum() for g, own in zip(gradients, along, strict=True))
+    if not slope.requires_grad:  # the gradient is constant
+        return [torch.zeros_like(part) for part in parts]
+    return _fill(parts, torch.autograd.grad(slope, parts, allow_unused=True))
 
 
 def _fill(parts: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> list[Tensor]:

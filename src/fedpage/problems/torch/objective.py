@@ -150,7 +150,12 @@ class NetworkObjective:
         return np.asarray(np.add.reduceat(means, self._starts[:-1]) / self.sizes)
 
     def client_gradients(
-        self, v: Tensor, clients: Ints, batch: Batch, keys: Tensor | None = None
+        self,
+        v: Tensor,
+        clients: Ints,
+        batch: Batch,
+        keys: Tensor | None = None,
+        along: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute each client's gradient and loss over its batch, at its own row of v.
 
@@ -161,16 +166,18 @@ class NetworkObjective:
             clients: (n,) client numbers.
             batch: The minibatch of each client.
             keys: (n,) integers that the masks of dropout depend on; None: an evaluation.
+            along: (n, d) directions, or None.
 
         Returns:
-            Gradients (n, d) and losses (n,).
+            Gradients (n, d) and losses (n,), or with directions the derivatives of the gradients
+            along them and zeros.
         """
         rows, sizes, asked = batch
         widths = self._widths(sizes, asked, keys)
         first, count = int(widths[0]), len(clients)
         size = self.how.group_size(int(widths.max()))
         if count <= size and (count == 1 or bool((widths == first).all())):
-            return self._equal_width(v.contiguous(), clients, rows, sizes, first, keys)
+            return self._equal_width(v.contiguous(), clients, rows, sizes, first, keys, along)
         gradients, losses = torch.empty_like(v), torch.empty(len(v), dtype=v.dtype, device=v.device)
         for width in np.unique(widths):
             members = np.flatnonzero(widths == width)
@@ -185,6 +192,7 @@ class NetworkObjective:
                     sizes[group],
                     int(width),
                     None if keys is None else keys[group],
+                    None if along is None else along[group],
                 )
         return gradients, losses
 
@@ -260,6 +268,7 @@ class NetworkObjective:
         sizes: Ints,
         width: int,
         keys: Tensor | None,
+        along: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute gradients and losses of clients whose batches are padded to one width."""
         gradients, losses = None, None
@@ -270,7 +279,10 @@ class NetworkObjective:
             batches = self._read(clients, rows, sizes, places)
             if keys is not None:
                 batches = batches._replace(keys=keys + start)
-            parts, each = self._gradients(v, batches)
+            if along is None:
+                parts, each = self._gradients(v, batches)
+            else:
+                parts, each = self._gradients.products(v, along, batches), v.new_zeros(len(v), 1)
             gradient, loss = join_parts(parts), _weighted_sum(batches.weights, each)
             gradients = gradient if gradients is None else gradients + gradient
             losses = loss if losses is None else losses + loss

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpage.core import local_steps
+from fedpage.core.errors import InputError
 from fedpage.core.optimizers import Optimizer
 from fedpage.core.types import Batch, ClientDraws, Ints, Vector
 from fedpage.problems.oracle import RowOracle
@@ -85,16 +86,25 @@ class TensorOracle(RowOracle):
         if isinstance(batch, ReadBatch):
             self._count(batch.size)
             return join_parts(self._objective.gradient_parts(y, batch.batches))
+        return self.derive(y, batch)[0]
+
+    def derive(
+        self, y: Tensor, batch: Batch | KeyedBatch, along: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradients (n, d) and losses (n,), or with `along` (n, d) Hessians times it."""
         own, keys = batch if isinstance(batch, KeyedBatch) else (batch, None)
         self._count_batch(own)
         rows, sizes, asked = own
         if rows is None or bool(sizes.all()):
-            return self._objective.client_gradients(y, self.clients, own, keys)[0]
-        on = np.flatnonzero(sizes)  # the gradient over a batch without rows is 0
+            return self._objective.client_gradients(y, self.clients, own, keys, along)
+        on = np.flatnonzero(sizes)  # all derivatives over a batch without rows are 0
         part, on_keys = Batch(rows[on], sizes[on], asked), None if keys is None else keys[on]
-        gradients = torch.zeros_like(y)
-        gradients[on] = self._objective.client_gradients(y[on], self.clients[on], part, on_keys)[0]
-        return gradients
+        directions = None if along is None else along[on]
+        found, losses = torch.zeros_like(y), y.new_zeros(len(y))
+        found[on], losses[on] = self._objective.client_gradients(
+            y[on], self.clients[on], part, on_keys, directions
+        )
+        return found, losses
 
     def sgd_in_place(
         self, x: Tensor, K: int, eta: float, b: int | None, shift: Tensor | None, mu: float
@@ -220,6 +230,28 @@ class TorchOracle:
         """
         with self._objective.guard():
             return _like(y, self._tensors.grad(self._tensors.lift(y), batch))
+
+    def loss(self, y: Vector, batch: Batch) -> Vector:
+        """Return each client's mean loss (n, 1) over its batch; it counts as a gradient."""
+        with self._objective.guard():
+            return _like(y, self._tensors.derive(self._tensors.lift(y), batch)[1][:, None])
+
+    def hvp(self, y: Vector, v: Vector, batch: Batch) -> Vector:
+        """Return each client's mean Hessian over its batch at y, times v (d,) or (n, d)."""
+        lift = self._tensors.lift
+        with self._objective.guard():
+            return _like(y, self._tensors.derive(lift(y), batch, lift(v))[0])
+
+    def hessian(self, y: Vector, batch: Batch) -> Vector:
+        """Refuse: a Hessian would take d products.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(
+            "TorchProblem: it has no Hessians, only their products with vectors (hvp); Newton is "
+            "for linear models and quadratics, use SecantPAGE here"
+        )
 
     def local_sgd(
         self,
