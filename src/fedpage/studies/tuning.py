@@ -238,8 +238,8 @@ def choose(
         seeds: The seeds of the last stage; each is paired over all candidates.
         held_out_seeds: The number of other seeds, on which the last methods are evaluated.
         record_every: Rounds between records, fewer if the best method needs few rounds.
-        rounds: The most rounds of a run. As in `tune`, no run computes more than ten times the
-            gradients of so many rounds, here of the median method.
+        rounds: The most rounds of a run. No run computes more gradients than so many rounds of
+            the median method.
         jobs: The most processes, for runs that are long enough for several. If None, joblib's
             current backend decides.
         costs: Latency, bandwidth and speed, for estimated seconds.
@@ -283,7 +283,7 @@ def choose(
             f"for all pairs; use at least {least}"
         )
     every = min(record_every, max(1, rounds // 40))  # a target must hold for several records
-    gradients = _MORE * rounds * median(each.probe.last("gradients") for each in candidates)
+    gradients = rounds * median(each.probe.last("gradients") for each in candidates)
     question = replace(question, record_every=every, gradients=gradients)
     trials = Trials(problem, question, store=store, jobs=jobs, progress=progress)
     halving = Halving(trials, candidates, seeds, codecs, end)
