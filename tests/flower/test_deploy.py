@@ -1,9 +1,10 @@
 """`fedpage deploy`: the keys and apps that it writes, and the checks before a deployment."""
 
+import contextlib
+import http.server
 import os
 import re
 import shutil
-import socket
 import ssl
 import sys
 import threading
@@ -61,50 +62,29 @@ def init(run, tmp_path):
     return write
 
 
-class Listening:
-    """A server on 127.0.0.1 that accepts connections, with or without TLS."""
-
-    def __init__(self, folder=None):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        self.context = None
+@contextlib.contextmanager
+def listening(folder=None):
+    """Listen on 127.0.0.1, with TLS if the keys of a folder are given; yield the address."""
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         if folder is not None:
-            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self.context.load_cert_chain(folder / "server.pem", folder / "server.key")
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while True:
-            try:
-                plain, _ = self.socket.accept()
-            except OSError:
-                return
-            with plain:
-                try:
-                    if self.context is not None:
-                        self.context.wrap_socket(plain, server_side=True).close()
-                except OSError:
-                    continue
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.socket.shutdown(socket.SHUT_RDWR)  # so that accept() returns in the thread
-        self.socket.close()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "server.pem", folder / "server.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_all_checks_pass(key_dir, tmp_path):
     (tmp_path / "flwr").mkdir()
-    with Listening(key_dir) as server:
+    with listening(key_dir) as server:
         (tmp_path / "flwr" / "config.toml").write_text(
-            f'[superlink.here]\naddress = "{server.address}"\n'
-            f'root-certificates = "{key_dir / "ca.pem"}"\n'
+            f'[superlink.here]\naddress = "{server}"\nroot-certificates = "{key_dir / "ca.pem"}"\n'
         )
         (tmp_path / "node.svm").write_text("1 1:2\n-1 3:1\n")
         findings = list(preflight.run_checks(
             app=ROOT / "examples" / "flower", ca=key_dir / "ca.pem", cert=key_dir / "server.pem",
-            key=key_dir / "server.key", node_key=key_dir / "node1", address=server.address,
+            key=key_dir / "server.key", node_key=key_dir / "node1", address=server,
             superlink="here", data=tmp_path / "node.svm",
         ))  # fmt: skip
     assert [finding for finding in findings if not finding.ok] == []
@@ -118,12 +98,12 @@ def test_all_checks_pass(key_dir, tmp_path):
 
 
 def test_addresses_and_authorities(key_dir, other_keys):
-    with Listening(key_dir) as server, Listening() as plain:
-        (wrong,) = failures(address=server.address, ca=other_keys / "ca.pem")
+    with listening(key_dir) as server, listening() as plain:
+        (wrong,) = failures(address=server, ca=other_keys / "ca.pem")
         assert "give nodes the ca.pem that was created with server.pem" in wrong
-        (mute,) = failures(address=plain.address, ca=key_dir / "ca.pem")
+        (mute,) = failures(address=plain, ca=key_dir / "ca.pem")
         assert "does not speak TLS; start flower-superlink with --ssl-certfile" in mute
-        gone = server.address
+        gone = server
     (unreachable,) = failures(address=gone, ca=key_dir / "ca.pem")
     assert "cannot be reached (Connection refused); check that flower-superlink runs" in unreachable
     for address in ("nowhere", "127.0.0.1:", ":80", "127.0.0.1:99999999"):

@@ -114,8 +114,10 @@ def test_a_history_of_another_version_or_without_a_checksum_is_refused(finished)
 def test_the_history_of_a_killed_run_is_read_with_a_warning(finished, caplog):
     folder, history = finished
     file = folder / "history.jsonl"
-    model_path(file).unlink()
     lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    assert "cut short, only 2 records are left" in refusal(fp.History.load, folder)
+    model_path(file).unlink()
     for part in (b"", lines[-1][:10], lines[-1][:-2]):
         caplog.clear()
         file.write_bytes(b"".join(lines[:-1]) + part)

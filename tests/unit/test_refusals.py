@@ -47,6 +47,7 @@ def places(tmp_path, monkeypatch):
     texts = {
         "file": "x\n",
         "empty": "",
+        "zero.txt": "1\n-1\n1\n-1\n",
         "table.csv": "hospital,age,outcome\n"
         + "".join(f"{'AB'[i > 4]},{20 + i},{('well', 'ill')[i % 2]}\n" for i in range(40)),
         "own.toml": '[method]\nname = "fedpage"\nS = 4\n[problem]\nclients = 40\n',
