@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from support import quadratic, refusal
+from support import refusal
 
 import fedpage as fp
 from fedpage.core import metrics as m
@@ -202,18 +202,6 @@ def test_poisson_metrics_compare_means_with_counts():
     assert found["rmse"] == pytest.approx(error)
 
 
-def test_a_quadratic_records_quantiles_of_its_loss():
-    base = quadratic(noise=1.0)
-    asked = ["loss_worst", "loss_p50"]
-    problem = fp.Quadratic(base.A, base.b, weights=np.arange(1, 9), metrics=asked)
-    x = np.linspace(-1, 1, problem.d)
-    plain = fp.Quadratic(base.A, base.b).evaluate_clients(np.arange(8), x).losses
-    found = problem.evaluate(x)
-    assert found["loss_worst"] == pytest.approx(plain.max())
-    assert found["loss_p50"] == pytest.approx(np.median(plain))
-    assert problem.client_scores(x).worst == int(plain.argmax())
-
-
 def test_a_network_records_quantiles():
     torch = pytest.importorskip("torch", reason="torch is an extra: pip install 'fedpage[torch]'")
     generator = torch.Generator().manual_seed(0)
@@ -266,15 +254,6 @@ def test_scores_of_hospitals(hospitals):
     numbered = fp.LogisticRegression(train, 40).client_scores(x)
     assert list(numbered) == list(range(40))
     assert str(numbered).endswith("... and 20 more clients")
-
-
-def test_scores_of_a_regression():
-    rng = np.random.default_rng(0)
-    data = fp.Dataset("r", rng.normal(size=(9, 2)), rng.normal(size=9), clients=np.arange(9) % 3)
-    problem = fp.LeastSquares(data)
-    assert problem.client_scores(np.zeros(2)).metric == "rmse"
-    said = refusal(problem.client_scores, np.zeros(2), data, metric="accuracy")
-    assert "'accuracy' needs labels" in said
 
 
 def test_undefined_scores():

@@ -76,16 +76,6 @@ def test_the_bytes_of_each_reply_count_as_the_codec_sends_them():
         assert (each / speed).max() == pytest.approx(taken[r])
 
 
-def test_gradients_are_counted_for_each_client():
-    problem = uneven()
-    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
-    oracle.local_sgd(np.zeros(problem.d), K=3, eta=0.1, b=2)
-    oracle.grad(np.zeros(problem.d), oracle.batch(None))
-    each = oracle.count_each()
-    assert each.tolist() == (3 * np.minimum(problem.sizes, 2) + problem.sizes).tolist()
-    assert each.sum() == oracle.gradients
-
-
 @pytest.mark.parametrize("name", SOME)
 def test_devices_without_a_deadline_change_no_bit_of_the_run(name):
     problem = uneven()

@@ -220,17 +220,6 @@ def test_client_datasets_keep_shapes_types_and_the_order_of_partitions(table):
         assert targets.tolist() == own["label"][:]
 
 
-def test_a_users_transform_is_applied(table):
-    def transform(batch):
-        return {"x": [2 * np.array(v) for v in batch["vector"]], "target": batch["label"]}
-
-    parts = [table.select(range(4)), table.select(range(4, 9))]
-    clients = client_datasets([part.with_transform(transform) for part in parts], label="target")
-    for (inputs, targets), part in zip(clients, parts, strict=True):
-        np.testing.assert_array_equal(inputs, 2 * np.array(part["vector"][:]))
-        assert targets.tolist() == part["label"][:]
-
-
 def test_text_labels_and_ids_of_a_column(table):
     rows = hf.Dataset.from_dict(
         {"v": [[1.0], [2.0], [3.0]], "who": [7, 3, 7], "label": ["b", "a", "c"]}

@@ -213,17 +213,6 @@ def test_a_fit_takes_few_exchanges_and_counts_its_bytes():
     assert fit_table("gaussian").exchanges <= 3
 
 
-def test_rows_in_another_order_and_a_partition_give_the_same():
-    table, _ = table_of("poisson")
-    shuffled = table.sample(fraction=1.0, shuffle=True, seed=3)
-    one, other = (fit(t, "poisson", label="y", client="site") for t in (table, shuffled))
-    close(one.params, other.params, 1e-9)
-    data = fp.Dataset.from_frame(table.drop("site"), label="y")
-    by_partition = fit(data, "poisson", sites=fp.power_law(len(table), 3, exponent=0.5))
-    close(one.params, by_partition.params, 1e-9)
-    close(one.bse, by_partition.bse, 1e-9)
-
-
 def test_summaries_have_every_parameter_in_every_format(tmp_path):
     found = fit_table("logistic")
     for format in ("text", "markdown", "latex", "csv", "json"):

@@ -84,15 +84,6 @@ class Shifted:
 D = 4
 
 
-def test_the_client_keeps_what_the_server_saw():
-    run = Simulation(quadratic(), Shifted(up="randk:2"), seed=0)
-    for _ in range(20):
-        run.step()
-        mean = run.client_states.get_all().h.mean(axis=0)
-        np.testing.assert_allclose(run.state.h, mean, rtol=0, atol=1e-13)
-    assert np.abs(run.state.h).max() > 0.01
-
-
 def test_a_field_with_a_reference_is_sent_as_its_change():
     method = Shifted(up="randk:1")
     wire = MessageCodec(method, D, np.dtype(np.float64))

@@ -329,20 +329,6 @@ def test_smoothness_beyond_float64_is_infinite_and_refused():
 # Partitions
 
 
-@pytest.mark.parametrize("label", [1.0, 0.0])
-def test_partitions_of_constant_labels(label):
-    y = np.full(20, label)
-    for division in (
-        fp.label_shards(y, 5), fp.label_shards(y, 20, shards=1), fp.label_shards(y, 1),
-        fp.dirichlet(y, 3, 0.1), fp.dirichlet(y, 3, 1e10), fp.dirichlet(y, 3, 1e308),
-        fp.dirichlet(y, 1, 1e-300), fp.power_law(20, 20, 1e308), fp.power_law(20, 1),
-        fp.iid(20, 20), fp.blocks(20, 20),
-    ):  # fmt: skip
-        assert sorted(division.order.tolist()) == list(range(20))
-        assert division.sizes.min() >= 1
-    assert sorted(fp.dirichlet(y, 3, 1e308).sizes.tolist()) == [6, 7, 7]
-
-
 # Theory and plans
 
 

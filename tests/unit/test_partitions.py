@@ -116,14 +116,6 @@ def test_hsu_has_the_variance_of_the_dirichlet_distribution_of_alpha_times_prior
     assert shares.var() == pytest.approx(spread + counting, rel=0.25)
 
 
-def test_hsu_with_tiny_alpha_gives_one_label_each_until_labels_run_out():
-    y = np.arange(1000) % 5
-    counts = table(fp.dirichlet_hsu(y, 50, 1e-8), y)
-    assert counts.sum() == 1000
-    assert ((counts > 0).sum(axis=0) > 1).sum() <= 5
-    assert table(fp.dirichlet_hsu(y, 10, 1e12), y) / 100 == pytest.approx(0.2, abs=0.15)
-
-
 # The fewest rows of a client
 
 

@@ -311,18 +311,27 @@ def test_analyses_are_sorted_by_kind_and_cost(run, cost):
 # --- steps by theory on the command line ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedpage", "page", "fedpage-full", "scaffold", "fedavg"])
-def test_steps_by_theory(run, tmp_path, method):
-    data = ("--data", "census:rows=500", "--clients", "50", "--S", "5")
-    code, out, _ = run("run", method, *data, "--rounds", "30", "--steps", "theory", "--out", "t")
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, {"S": 5}) for name in ("fedpage", "page", "fedpage-full", "scaffold", "fedavg")),
+        ("pp-marina", {"S": 4, "up": "natural"}),
+        ("marina", {"up": "natural"}),
+        ("vr-marina", {"b": 2, "up": "natural"}),
+    ],
+)
+def test_steps_by_theory(run, tmp_path, method, options):
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    data = ("--data", "census:rows=500", "--clients", "50", "--rounds", "30", "--out", "t")
+    code, out, _ = run("run", method, *data, *words, "--steps", "theory")
     assert code == 0, out
     assert "Steps from theory: " in out
     history = fp.History.load(tmp_path / "t" / "history.jsonl")
     about = history.meta["method"]
-    if "page" in method:
+    if method not in ("scaffold", "fedavg"):
         problem = fp.RobustRegression(fp.load("census", rows=500), clients=50)
-        kind = fp.PAGE if method == "page" else fp.FedPAGE
-        tuned = kind.from_theory(problem, S=5, K=about["K"])
-        assert (about["eta_g"], about["eta_l"], about["p"]) == (tuned.eta_g, tuned.eta_l, tuned.p)
+        kind: Any = fp.METHODS[method].cls
+        tuned = kind.from_theory(problem, **options, **{"K": about["K"]} if "K" in about else {})
+        assert (about["eta_g"], about["p"]) == (tuned.eta_g, tuned.p)
     assert about["effective_step"] < 0.1
     assert history.last("loss") < history["loss"][0]

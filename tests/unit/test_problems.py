@@ -10,7 +10,6 @@ from fedpage.core.types import Batch
 
 REGRESSION = fp.Dataset.from_arrays(np.eye(3), [0.1, 0.2, 0.3])
 ONE_CLASS = fp.Dataset.from_arrays(np.eye(3), [0, 0, 0])
-KINDS = ["robust", "squares", "logistic", "logistic-l2", "logistic-nonconvex"]
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
@@ -26,19 +25,6 @@ def test_clients_count_equally_or_by_their_rows(weights):
     gradient = np.average(each.gradients, axis=0, weights=share)
     np.testing.assert_allclose(problem.grad(x), gradient, rtol=0, atol=1e-13)
     assert measured["grad_norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["quadratic", *KINDS])
-def test_the_mean_of_the_clients_gradients_is_the_gradient(kind):
-    problem = quadratic(noise=1.0) if kind == "quadratic" else uneven(kind, weights="size")
-    x = np.linspace(-1, 1, problem.d)
-    oracle = problem.oracle(np.arange(problem.N), RoundDraws(0, 0))
-    each = oracle.grad(x, oracle.batch(None))
-    np.testing.assert_allclose(each.mean(axis=0), problem.grad(x), rtol=0, atol=1e-13)
-    shared = oracle.grad(np.tile(x, (problem.N, 1)), oracle.batch(10**9))
-    assert (shared == each).all()
-    assert oracle.gradients == 2 * problem.sizes.sum()
-    assert oracle.evaluations == 2 * problem.N
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "robust", "logistic-nonconvex"])

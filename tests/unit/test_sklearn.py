@@ -5,7 +5,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-import polars
 import pytest
 from scipy.sparse import csr_array, csr_matrix
 from sklearn import config_context, datasets
@@ -99,13 +98,6 @@ def test_groups_are_the_clients():
         FederatedClassifier().fit(X, y, groups=ids[1:])
 
 
-def test_clients_without_groups():
-    X, y = load("iris")
-    assert FederatedClassifier(clients=7).fit(X, y).problem_.sizes.sum() == len(y)
-    few = FederatedClassifier(fp.SecantPAGE(S=50), clients=50)
-    assert few.fit(X[40:60], y[40:60]).problem_.N == 20  # one row each, and S is at most 20
-
-
 def test_the_grid_search_over_alpha_and_the_methods_settings():
     X, y = load("iris")
     model = FederatedClassifier(method=fp.SecantPAGE(S=5), rounds=300, tol=1e-2)
@@ -162,13 +154,6 @@ def test_pipelines_with_tables():
     assert own.feature_names_in_.tolist() == ["age", "height"]
     with pytest.raises(ValueError, match="feature names"):
         own.predict(numbers.rename(columns={"age": "Age"}))
-
-
-def test_polars_tables():
-    frame = polars.DataFrame({"age": [30.0, 45, 28, 60] * 5, "height": [1.5, 1.6, 1.7, 1.8] * 5})
-    model = FederatedClassifier(clients=3).fit(frame, ["no", "yes", "no", "yes"] * 5)
-    assert model.feature_names_in_.tolist() == ["age", "height"]
-    assert model.predict(frame[:2]).tolist() == ["no", "yes"]
 
 
 @pytest.mark.parametrize("sparse", [csr_array, csr_matrix])

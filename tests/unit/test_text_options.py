@@ -58,22 +58,6 @@ def test_a_run_with_texts_is_written_and_resumed(run, tmp_path, name, hyper, met
     assert fp.History.load(tmp_path / "first").last("round") == 22
 
 
-@pytest.mark.parametrize("name", ["pp-marina", "marina", "vr-marina"])
-def test_steps_from_theory(run, tmp_path, name):
-    words = ["--up", "natural", "--steps", "theory", "--down", "float32"]
-    words += ["--S", "4"] if name == "pp-marina" else []
-    words += ["--b", "2"] if name == "vr-marina" else []
-    code, out, _ = run("run", name, *SMALL, *words, "--out", "theory")
-    assert code == 0
-    assert "Steps from theory: " in out
-    about = fp.History.load(tmp_path / "theory" / "history.jsonl").meta["method"]
-    options = {"pp-marina": {"S": 4}, "marina": {}, "vr-marina": {"b": 2}}[name]
-    cls: Any = fp.METHODS[name].cls
-    expected = cls.from_theory(small(), up="natural", **options)
-    assert (about["eta_g"], about["p"]) == (expected.eta_g, expected.p)
-    assert (about["up"], about["down"]) == ("natural", "float32")
-
-
 def test_compare_takes_codecs_and_epochs(run, tmp_path):
     methods = "fedpage,fedpage:up=randk:0.1:K=3,fedavg:up=natural:down=float32,pp-marina:up=permk"
     methods += ",fedavg-training:epochs=2"

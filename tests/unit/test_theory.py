@@ -309,16 +309,6 @@ def test_strong_convexity_is_a_lower_bound_of_every_clients_curvature():
     assert theory.strong_convexity(fp.Quadratic(A - 2 * np.eye(2), np.zeros((2, 1, 2)))) == 0
 
 
-def test_power_iteration_finds_the_largest_curvature():
-    problem = uneven("squares")
-    exact = problem.smoothness().whole
-    assert theory.local_smoothness(
-        problem, np.zeros(problem.d), iterations=2000, tolerance=1e-12
-    ) == pytest.approx(exact, rel=1e-5)
-    robust = uneven("robust")
-    assert theory.local_smoothness(robust, np.zeros(robust.d)) <= robust.smoothness().whole
-
-
 # from_theory
 
 
