@@ -113,7 +113,9 @@ def as_number(value: object) -> float:
 def is_finite(values: NDArray[Any]) -> bool:
     """Return whether every number is finite; a dot product decides unless it overflows."""
     flat = values.reshape(-1)
-    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(values).all())
+    with np.errstate(over="ignore"):
+        square = flat.dot(flat)
+    return math.isfinite(square) or bool(np.isfinite(values).all())
 
 
 def is_word(value: object, words: Container[str]) -> bool:
