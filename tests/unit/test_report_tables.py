@@ -103,14 +103,12 @@ def test_text_aligns_and_marks_bold():
 def test_the_suffix_chooses_the_format(tmp_path):
     for suffix, text in (
         (".tex", TABLE.to_latex()), (".md", TABLE.to_markdown()), (".csv", TABLE.to_csv()),
-        (".txt", TABLE.to_text()), (".TEX", TABLE.render("latex")),
+        (".txt", TABLE.to_text()), (".TEX", TABLE.to_latex()),
     ):  # fmt: skip
         path = TABLE.write(tmp_path / f"new{suffix[1:]}" / f"out{suffix}")
         assert path.read_text(encoding="utf-8") == text + "\n"
     with pytest.raises(InputError, match=r"out\.pdf: a table is written to a file \.txt, \.md"):
         TABLE.write(tmp_path / "out.pdf")
-    with pytest.raises(InputError, match="no format 'pdf'"):
-        TABLE.render("pdf")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedpage.report.bands import (
 )
 from fedpage.report.figure_file import check_figure_path, write_figure
 from fedpage.report.style import Style, assign_styles, factor_styles
-from fedpage.report.titles import by_method, describe_runs, shorten_partition
+from fedpage.report.titles import by_method, describe_runs, list_runs, shorten_partition
 from fedpage.runs.history import History
 
 if TYPE_CHECKING:
@@ -245,10 +245,10 @@ def curves(
 
 def _require_runs(histories: Runs) -> list[History]:
     """Return the runs that have records as a list; refuse if there is none."""
-    runs = [histories] if isinstance(histories, History) else list(histories)
-    if not any(len(run) for run in runs):
-        raise InputError("nothing to plot: no histories given")
-    return [run for run in runs if len(run)]
+    runs = [run for run in list_runs(histories) if len(run)]
+    if not runs:
+        raise InputError("nothing to plot: no history has a record")
+    return runs
 
 
 def draw_figure(

@@ -204,18 +204,6 @@ class Table:
             writer.writerow([cell.text if cell.value is None else cell.value for cell in row])
         return stream.getvalue().rstrip("\n")
 
-    def render(self, format: str = "text") -> str:
-        """Write the table in a format: "text", "markdown", "latex" or "csv".
-
-        Raises:
-            InputError: The format is unknown.
-        """
-        if format not in FORMATS.values():
-            known = ", ".join(FORMATS.values())
-            raise InputError(f"a table has no format {short_repr(format)}; choose one of {known}")
-        text: str = getattr(self, f"to_{format}")()
-        return text
-
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write a file, in the format of its suffix: .txt, .md, .tex or .csv.
 
@@ -223,7 +211,7 @@ class Table:
             InputError: The suffix is another one.
         """
         file = Path(path)
-        text = self.render(table_format(file))
+        text: str = getattr(self, f"to_{table_format(file)}")()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n", encoding="utf-8")
         return file

@@ -235,12 +235,7 @@ def compare_costs(
     target: TargetLike,
     cost: str | Cost = "bytes",
 ) -> Comparison:
-    """Compare what methods cost to reach a target.
-
-    Args:
-        histories: Runs of any methods and seeds, as `fp.sweep` returns them.
-        target: What is to be reached and held, such as "accuracy:0.9"; see `History.cost_to`.
-        cost: The cost: a column, or a sum such as "up+0.1*down".
+    """Compare what methods cost to reach a target, with the arguments of `fp.table`.
 
     Returns:
         The comparison, with sentences and a table.
