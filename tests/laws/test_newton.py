@@ -58,8 +58,11 @@ def newton(plain: Plain, m):
             t = np.clip(least, t / 10, t / 2)
             shortened.append(t)
         else:
+            last, is_first = g_base @ step, base is None
             base, f_base, g_base, t = x, f, g, m.damping
             step = absolute_step(mean(hessian(plain, i, x) for i in range(N)), g)
+            if not is_first and g @ step > last:
+                t *= np.sqrt(last / (g @ step))
         x = base - t * step
         yield x, {"base": base, "g": g_base}, {}
 
@@ -131,6 +134,17 @@ def test_a_shortened_step_is_at_most_half_and_at_least_a_tenth(f, slope, fractio
     state = Newton().init(0.0 * one, 2)._replace(base=0.0 * one, g=one, step=one, t=1.0)
     replies = Replies(Derivatives(f * one, -slope * one, one), np.arange(2))
     assert Newton().server(state, replies).t == fraction
+
+
+def test_a_step_is_at_first_no_longer_than_the_last_one():
+    """The lengths in |H|, the roots of g.step, are 1 and then 4."""
+    one, method = np.ones(1), Newton(damping=2.0)
+    state = method.init(0.0 * one, 2)._replace(f=10.0, g=one, step=one, t=1.0)
+    longer = method.server(state, Replies(Derivatives(0.0 * one, 4.0 * one, one), np.arange(2)))
+    assert longer.t == 2.0 / 4.0
+    assert longer.x == longer.base - 2.0
+    same = method.server(state, Replies(Derivatives(0.0 * one, one, one), np.arange(2)))
+    assert same.t == 2.0
 
 
 def test_problems_without_hessians_are_refused():

@@ -6,6 +6,7 @@ models without sharing data" (2012), with damped steps and absolute eigenvalues.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -68,8 +69,9 @@ class Newton(BaseMethod):
 
     x moves by |H|^-1 g, where |H| has the absolute eigenvalues of the mean Hessian in
     units in which it has a unit diagonal. If f is too high after a step, the step is
-    shortened. Linear models and quadratics have Hessians, networks do not. A reply
-    takes d(d+3)/2 numbers.
+    shortened. A step is at first at most as long as the one before, as |H| measures
+    it. Linear models and quadratics have Hessians, networks do not. A reply takes
+    d(d+3)/2 numbers.
 
     A round is usable only if all clients answer: means over different clients at the
     same x would reveal the difference, one client's Hessian.
@@ -141,9 +143,12 @@ class Newton(BaseMethod):
         if t > 0.0 and not f <= allowed:
             best = minimise_cubic(t, state.f, slope, f, -dot(g, state.step))
             return self._ask(state._replace(t=min(max(best, 0.1 * t), 0.5 * t)))
-        step = newton_step(H, g)
-        base = state.x
-        return self._ask(State(base, base, f, g, H, step, self.damping, state.N))
+        step, base = newton_step(H, g), state.x
+        new = State(base, base, f, g, H, step, self.damping, state.N)
+        if t > 0.0 and new.decrement > state.decrement:  # f is flatter than it was
+            t = self.damping * math.sqrt(state.decrement / new.decrement)
+            new = new._replace(t=t)
+        return self._ask(new)
 
     def _ask(self, state: State) -> State:
         """Ask at base - t step, as the clients will see it."""
