@@ -24,6 +24,7 @@ import communication_report as report
 import numpy as np
 from communication_cases import (
     CASES,
+    FEW_CASES,
     NETWORK,
     OURS,
     Case,
@@ -47,22 +48,20 @@ from fedpage.studies.trials import Question, SearchEnded, Trials
 
 FRESH = 20_000
 """The first seed of the final runs; searches use 0, 1, ..."""
-FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
-"""Hyper-parameters that no search changes: clients, local steps and minibatches are equal."""
 
 
 # --- tuning ---------------------------------------------------------------------------------------
 
 
 def axes_of(
-    entrant: Entrant, method: Any, problem: Any, only: Sequence[str] | None
+    case: Case, entrant: Entrant, method: Any, problem: Any, only: Sequence[str] | None
 ) -> dict[str, Axis]:
     """Return the axes of a search: those of the tuner, and codecs.
 
     The axis of the step begins at the method's step. `only` names the axes beside codecs that are
     searched; None: all.
     """
-    axes = search_space(method, problem, fixed=FIXED)
+    axes = search_space(method, problem, fixed=case.terms.fixed)
     if only is not None:
         axes = {name: axis for name, axis in axes.items() if name in only}
     for name, values in codec_choices(entrant).items():
@@ -109,7 +108,7 @@ def tuned(
     )  # fmt: skip
     store, limit = out / case.name / "trials.jsonl", terms.limits[place] * unit
     trials = Trials(problem, question, limit, store=store, max_runs=terms.runs)
-    axes = axes_of(entrant, method, problem, only)
+    axes = axes_of(case, entrant, method, problem, only)
     start = tuple(axis.start for axis in axes.values())
     design = [start]
     if "step" in axes:
@@ -180,7 +179,7 @@ class Evaluation:
     def compare(self, place: int) -> None:
         """Tune what the screening left for a target, and run the winners on held-out seeds."""
         target, problem = self.case.targets[place], self.runs.problem
-        for entrant, method in selected(self.runs, self.screened, place, self.terms):
+        for entrant, method in selected(self.case, self.runs, self.screened, place):
             began = time.process_time()
             known = self.winners.get((entrant.name, place)) if entrant.codecs else None
             if known is not None:
@@ -228,7 +227,7 @@ class Evaluation:
     def table_lines(self, codecs: bool) -> list[report.Line]:
         """Return the lines of the table without codecs, or with."""
         return [
-            report.Line(entrant.title, entrant.name == OURS, found)
+            report.Line(entrant.title, entrant.name == OURS and not self.case.is_ours_tuned, found)
             for entrant, found in self.lines.items()
             if entrant.codecs == codecs
         ]
@@ -249,8 +248,9 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         targets = each.case.targets
         parts += [f"### {each.case.title}", "Without codecs, tuned for contacts:"]
         parts.append(report.table(report.distinct(plain), targets, "clients"))
-        parts.append("With codecs, tuned for bytes in all:")
-        parts.append(report.table(report.distinct(coded), targets, "bytes"))
+        if each.case.has_codecs:
+            parts.append("With codecs, tuned for bytes in all:")
+            parts.append(report.table(report.distinct(coded), targets, "bytes"))
     screened = {
         each.case.name: {
             found.entrant.title + (", codecs" if found.entrant.codecs else ""): found.contacts
@@ -278,13 +278,15 @@ def write_report(evaluations: Sequence[Evaluation], out: Path) -> str:
         panels = {
             each.case.title: (report.distinct(each.table_lines(codecs)), each.case.targets)
             for each in evaluations
+            if each.case.has_codecs or not codecs
         }
-        report.draw(panels, cost, label, out / name)
+        if panels:
+            report.draw(panels, cost, label, out / name)
     return text
 
 
 def main() -> None:
-    known = {case.name: case for case in CASES}
+    known = {case.name: case for case in (*CASES, *FEW_CASES)}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--out",
@@ -292,7 +294,10 @@ def main() -> None:
         default=Path("communication-runs"),
         help="the directory of all files; an earlier benchmark there resumes",
     )
-    parser.add_argument("--cases", help=f"of {', '.join(known)}; default: all that can run")
+    parser.add_argument(
+        "--cases",
+        help=f"of {', '.join(known)}, or few: those of few sites; default: all others that can run",
+    )
     parser.add_argument("--methods", help="names with commas between; default: all")
     parser.add_argument(
         "--targets", type=int, default=3, help="how many of the targets; default: 3"
@@ -301,7 +306,8 @@ def main() -> None:
     given = parser.parse_args()
     names = given.methods and given.methods.split(",")
     try:
-        chosen = list(known) if given.cases is None else given.cases.split(",")
+        groups = {None: CASES, "few": FEW_CASES}
+        chosen = [case.name for case in groups.get(given.cases, ())] or given.cases.split(",")
         for name in chosen:
             if name not in known:
                 raise InputError(f"unknown case {name!r}; known are {', '.join(known)}")
@@ -320,7 +326,7 @@ def main() -> None:
             if not each.screened:
                 each.screen()
             each.compare(place)
-            if not given.no_ours:
+            if not given.no_ours and not each.case.is_ours_tuned:
                 each.run_ours(place)
     print(write_report(evaluations, given.out))
     print(f"\n{report.versions()}\n{given.out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -23,9 +24,9 @@ from fedpage.runs import build
 from fedpage.runs.config import ProblemConfig
 
 OURS = "secantpage"
-"""The method that runs with its defaults and is not tuned."""
-S, K = 10, 10
-"""Clients of a sampled round, and local steps, of every method that has them."""
+"""The method that runs with its defaults and is not tuned, where no case says otherwise."""
+FIXED = ("S", "K", "b", "b0", "b1", "b2", "b3", "eps")
+"""Hyper-parameters that no search changes: clients, local steps and minibatches are equal."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Terms:
     """The most runs of a search."""
     seeds: int = 10
     """Fresh seeds of the final runs."""
+    S: int = 10
+    """Clients of a sampled round, of every method that samples, in the screening."""
+    fixed: tuple[str, ...] = FIXED
+    """Hyper-parameters that no search changes."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,17 @@ class Case:
     methods: tuple[str, ...] | None = None
     """The methods of this case; None: all."""
     terms: Terms = Terms()
+    alpha: float | None = None
+    """The weight of the regulariser; None: the default."""
+    partition: str | None = None
+    """The division of the rows; None: equal blocks of all rows in file order."""
+    always: tuple[str, ...] = ("fedpage", "scaffold", "fedavg")
+    """Methods that are tuned without codecs wherever the screening saw them reach the target. The
+    first is tuned for the first target in any case."""
+    is_ours_tuned: bool = False
+    """Whether our method is tuned as all others are."""
+    has_codecs: bool = True
+    """Whether methods also run with codecs."""
 
     def problem(self) -> Any:
         """Return the problem.
@@ -79,7 +95,11 @@ class Case:
         if self.data == "digits":
             return digits_network(self.clients)
         if self.data != "phishing-like":
-            config = ProblemConfig(data=self.data, clients=self.clients, objective=self.objective)
+            metrics = "" if self.column in ("grad_norm", "loss") else self.column
+            config = ProblemConfig(
+                data=self.data, clients=self.clients, objective=self.objective, alpha=self.alpha,
+                partition=self.partition, metrics=metrics,
+            )  # fmt: skip
             return build.build_problem(config)
         data = phishing_like()
         return OBJECTIVES[self.objective].problem(data, fp.blocks(data.rows, self.clients))
@@ -111,6 +131,53 @@ CASES = (
         targets=(0.3, 0.1), methods=NETWORK_METHODS, terms=NETWORK_TERMS,
     ),
 )  # fmt: skip
+FEW_ALWAYS = ("newton", "secantpage", "scaffold", "cofig", "dane")
+FEW_METHODS = (
+    *FEW_ALWAYS, "fedavg", "fedpage", "fedpage-pass-start", "feddyn", "vrl-sgd", "scaffnew",
+    "ef21-pp", "saber", "svrp", "s-dane", "i-cgm-rg-saga",
+)  # fmt: skip
+"""Those that reached the hard targets with many clients, and those that are meant for few."""
+FEW_TERMS = Terms(
+    steps=(1 / 16, 1 / 4, 1.0, 4.0), screening=(600, 1_500, 3_000), screening_between=10,
+    factor=math.inf, most=(6, 6, 6), limits=(1_000, 2_000, 4_000), between=(10, 10, 10),
+    search_seeds=2, runs=16, S=1, fixed=FIXED[1:],
+)  # fmt: skip
+"""The clients of a round are searched too; the best six methods are tuned, whatever they cost."""
+PUBLISHED_TERMS = replace(
+    FEW_TERMS, screening=(2_000, 4_000, 8_000), limits=(3_000, 8_000, 15_000), S=10,
+    screening_between=80, between=(80, 80, 80),
+)  # fmt: skip
+
+
+def _few(name: str, title: str, data: str, clients: int, objective: str, **more: Any) -> Case:
+    return Case(
+        name, title, data, clients, objective, methods=FEW_METHODS, always=FEW_ALWAYS,
+        is_ours_tuned=True, has_codecs=False, **{"terms": FEW_TERMS, **more},
+    )  # fmt: skip
+
+
+_PUBLISHED = {
+    "column": "f_minus_fstar", "targets": (1e-3, 1e-6, 1e-9), "alpha": 1e-3,
+    "terms": PUBLISHED_TERMS,
+}  # fmt: skip
+FEW_CASES = (
+    *(
+        _few(f"{data}-{short}-10", f"{data}, {title}, 10 sites", data, 10, objective)
+        for data in ("a9a", "mushrooms", "w8a")
+        for short, title, objective in (
+            ("robust", ROBUST, "robust"), ("logistic", NONCONVEX, "logistic-nonconvex"),
+        )
+    ),
+    _few(
+        "a9a-l2-80", "a9a, logistic, l2, 80 clients", "a9a", 80, "logistic-l2",
+        partition="blocks:32560", **_PUBLISHED,
+    ),
+    _few(
+        "w8a-l2-142", "w8a, logistic, l2, 142 clients", "w8a", 142, "logistic-l2",
+        partition="blocks:49700", **_PUBLISHED,
+    ),
+)  # fmt: skip
+"""Few sites; the last two have the data, the clients and the objective of FedNL's experiments."""
 
 
 def phishing_like(rows: int = 11_055, features: int = 68, seed: int = 0) -> Dataset:
@@ -198,7 +265,7 @@ OPTIONS = {"beta": (0.0, 0.9)}
 """Settings that are tried in the screening where a method has them with the first as default."""
 
 
-def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
+def entrants(case: Case, names: Iterable[str] | None = None) -> list[Entrant]:
     """List every method of the registry without and with codecs, but each method only once.
 
     Minibatches are all rows here, so that names such as fedavg-full would be repetitions. Of
@@ -206,12 +273,14 @@ def entrants(names: Iterable[str] | None = None) -> list[Entrant]:
     """
     found: dict[Any, str] = {}
     for name in METHODS if names is None else names:
-        if name in VARIANTS or (name != OURS and not METHODS[name].variant_of):
-            found.setdefault(base_method(name), name)
-    return [Entrant(name, codecs) for name in found.values() for codecs in (False, True)]
+        is_apart = name == OURS and not case.is_ours_tuned
+        if name in VARIANTS or not (is_apart or METHODS[name].variant_of):
+            found.setdefault(base_method(name, case.terms.S), name)
+    modes = (False, True) if case.has_codecs else (False,)
+    return [Entrant(name, codecs) for name in found.values() for codecs in modes]
 
 
-def base_method(name: str) -> Any:
+def base_method(name: str, S: int) -> Any:
     """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
     entry = METHODS[name]
     options: dict[str, Any] = {}
@@ -240,9 +309,9 @@ def codec_choices(entrant: Entrant) -> dict[str, tuple[str, ...]]:
     return {field: values for field, values in choices.items() if field in known and values}
 
 
-def bases(entrant: Entrant) -> list[Any]:
+def bases(entrant: Entrant, S: int) -> list[Any]:
     """Return the methods that the screening tries, before their steps are chosen."""
-    method = base_method(entrant.name)
+    method = base_method(entrant.name, S)
     method = replace(method, **{key: values[0] for key, values in codec_choices(entrant).items()})
     known = entrant.entry.hyper_parameters
     options = {

@@ -21,9 +21,10 @@ from fedpage.runs.fingerprint import versions as provenance_versions
 from fedpage.studies.statistics import CostSample, ranking
 
 DOCS = Path(__file__).parents[1] / "docs"
-SCALES = {"clients": 1.0, "bytes_up": 1e6, "bytes": 1e6}
+SCALES = {"round": 1.0, "clients": 1.0, "bytes_up": 1e6, "bytes": 1e6}
 STYLES = tuple(METHOD_STYLES.values())
 HEADS = {"clients": "contacts", "bytes_up": "MB up", "bytes": "MB in all"}
+"""The costs of the tables; the CSV file has rounds too."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Found:
 
     Attributes:
         settings: The hyper-parameters that were chosen, in words.
-        costs: A judgement for each of "clients", "bytes_up" and "bytes".
+        costs: A judgement for each of `SCALES`.
         best: The median over seeds of the best value of the target's column.
     """
 
@@ -115,7 +116,7 @@ def table(lines: Sequence[Line], targets: Sequence[float], by: str) -> str:
         targets: The targets.
         by: The cost to sort by: to the first target, then the second, ...
     """
-    costs = tuple(SCALES)
+    costs = tuple(HEADS)
     heads = [f"{HEADS[cost]} to {text(target)}" for cost in costs for target in targets]
     rows = [f"| method | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     best = {(cost, target): winners(lines, target, cost) for cost in costs for target in targets}

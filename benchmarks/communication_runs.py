@@ -148,7 +148,8 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
 def costs_to(history: fp.History, column: str, target: float) -> dict[str, float]:
     """Return what a run had cost when it reached a target; inf where it did not.
 
-    A cost between two records is interpolated in the logarithm of the column.
+    A cost between two records is interpolated in the logarithm of the column, unless they are of
+    neighbouring rounds.
     """
     values = history[column]
     hits = np.flatnonzero((values <= target) & history.progress())
@@ -156,7 +157,8 @@ def costs_to(history: fp.History, column: str, target: float) -> dict[str, float
         return dict.fromkeys(COSTS, math.inf)
     at = int(hits[0])
     share = 1.0
-    if at and values[at - 1] > target > values[at] > 0:
+    rounds = history["round"]
+    if at and values[at - 1] > target > values[at] > 0 and rounds[at] > rounds[at - 1] + 1:
         share = math.log(values[at - 1] / target) / math.log(values[at - 1] / values[at])
     found = {}
     for name in COSTS:

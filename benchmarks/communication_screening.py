@@ -10,11 +10,8 @@ from typing import Any
 from communication_cases import Case, Entrant, Terms, bases, codec_choices, entrants
 from communication_runs import Ladder, Rung, Runs
 
+from fedpage.core.capabilities import measures_step
 from fedpage.report.methods import codecs_of
-
-ALWAYS = ("fedpage", "scaffold", "fedavg")
-"""Methods that are tuned without codecs wherever the screening saw them reach the target. FedPAGE
-is tuned for the first target in any case."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,9 @@ def screen(case: Case, runs: Runs, entrant: Entrant, terms: Terms) -> Screened:
     between = terms.screening_between
     tried = [
         (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), between))
-        for base in bases(entrant)
-        for method in (base.with_step(float(f"{step * runs.unit:.3g}")) for step in terms.steps)
+        for base in bases(entrant, terms.S)
+        for unit in [base.effective_step if measures_step(base) else runs.unit]
+        for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
     ]
     contacts, methods = [], []
     for target in case.targets:
@@ -63,24 +61,27 @@ def is_screened(entrant: Entrant) -> bool:
 
 
 def selected(
-    runs: Runs, screened: Sequence[Screened], place: int, terms: Terms
+    case: Case, runs: Runs, screened: Sequence[Screened], place: int
 ) -> list[tuple[Entrant, Any]]:
     """Return the entrants to tune for a target, with the methods from which searches start.
 
     Args:
+        case: The case.
         runs: Runs on the problem.
         screened: All that were screened.
         place: The number of the target.
-        terms: The terms.
     """
+    terms = case.terms
     plain = [found for found in screened if not found.entrant.codecs]
     ranked = [((each.contacts[place], each.best), each) for each in _without_twins(plain, place)]
     near = _near([rank for rank, _ in ranked], terms.most[place], terms)
     chosen = [
         (each.entrant, each.methods[place])
         for rank, each in sorted(ranked, key=lambda pair: pair[0])
-        if rank in near or _is_always(each.entrant.name, rank[0], place)
+        if rank in near or _is_always(case, each.entrant.name, rank[0], place)
     ]
+    if not case.has_codecs:
+        return chosen
     with_codecs = [
         ((_bytes(runs, each.contacts[place], entrant, method), each.best), entrant, method)
         for each, entrant, method in _with_codecs(screened, place)
@@ -93,9 +94,9 @@ def selected(
     return chosen + list(coded.values())
 
 
-def _is_always(name: str, contacts: float, place: int) -> bool:
-    is_first = name == ALWAYS[0] and place == 0
-    return name in ALWAYS and (math.isfinite(contacts) or is_first)
+def _is_always(case: Case, name: str, contacts: float, place: int) -> bool:
+    is_first = name == case.always[0] and place == 0
+    return name in case.always and (math.isfinite(contacts) or is_first)
 
 
 def _without_twins(screened: Sequence[Screened], place: int) -> list[Screened]:
@@ -160,5 +161,7 @@ def bytes_per_contact(runs: Runs, entrant: Entrant, method: Any) -> float:
 def screen_all(case: Case, runs: Runs, names: Sequence[str] | None, terms: Terms) -> list[Screened]:
     """Screen all methods of a case."""
     return [
-        screen(case, runs, entrant, terms) for entrant in entrants(names) if is_screened(entrant)
+        screen(case, runs, entrant, terms)
+        for entrant in entrants(case, names)
+        if is_screened(entrant)
     ]
