@@ -598,40 +598,6 @@ def test_other_ways_to_write_a_codec():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rnadk:3", "unknown codec 'rnadk': did you mean 'randk'?"),
-        ("randk", "write randk:K"),
-        ("natural:3", "write natural"),
-        ("randk:x", "write randk:K"),
-        ("randk:0", "k must be a whole number from 1"),
-        ("randk:1.5", "k must be a whole number, or a share of d between 0 and 1"),
-        ("topk:-1", "k must be a whole number, or a share"),
-        ("topk:nan", "k must be a whole number, or a share"),
-        ("dither:0", "s must be a whole number from 1"),
-        ("dither:1.5", "s must be a whole number from 1"),
-        ("bernoulli:0.0", "q must be in (0, 1]"),
-        ("bernoulli:2", "q must be in (0, 1]"),
-        ("permk:0", "n must be a whole number from 1"),
-        ("scaled(topk:3)", "only an unbiased codec can be scaled"),
-        ("scaled(scaled(natural))", "write name, name:number"),
-        ("scaled(natural", "write name, name:number"),
-        ("natural+randk:3", "the first must be randk, permk, topk or bernoulli"),
-        ("randk:3+randk:2", "the second must be natural, dither, sign or a cast"),
-        ("randk:3+none", "the second must be natural, dither, sign or a cast"),
-        ("randk:3+natural+sign", "at most two codecs can follow each other"),
-        ("", "unknown codec ''"),
-        ("randk:" + "9" * 5000, "k must be a whole number"),
-        (3, "a codec is a text such as 'randk:12', not 3"),
-    ],
-)
-def test_nonsense_is_refused_in_one_line(text, message):
-    found = refusal(as_codec, text)
-    assert message in found
-    assert len(found) < 250
-
-
-@pytest.mark.parametrize(
     ("v", "keys", "says"),
     [
         (np.ones(4), Keys.draw(0, 0, np.arange(1)), "a row for each client, (n, d)"),

@@ -51,30 +51,6 @@ def test_a_cost_is_read_and_evaluated(text, name, value):
     np.testing.assert_allclose(make_history().cost(text), value * np.arange(5))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("dwn", "'dwn' is not a cost; did you mean 'down'?"),
-        ("up+0.1*dwn", "'dwn' in 'up+0.1*dwn' is not a cost; did you mean 'down'?"),
-        ("money", "'money' is not a cost; costs are round, clients, bytes, "),
-        ("loss", "'loss' is not a cost"),
-        ("up-down", "'up-down' is not a cost"),
-        ("up+", "'' in 'up+' is not a cost"),
-        ("0*up", "a weight must be a finite number above 0"),
-        ("up+-1*down", "cost 'up+-1*down': a weight must be"),
-        ("nan*up", "a weight must be a finite number above 0"),
-        ("x*up", "as in 0.1*down, not 'x'"),
-        ("*up", "not ''"),
-        ("", "a cost must be text such as 'up+0.1*down', not ''"),
-        (None, "a cost must be text"),
-    ],
-)
-def test_what_is_no_cost_is_refused_in_one_line(text, message):
-    said = refusal(Cost.parse, text)
-    assert message in said
-    assert len(said) < 220
-
-
 def test_labels_and_units():
     assert describe_column("up+0.1*down").label == "bytes up + 0.1 bytes down"
     assert describe_column("up+0.1*down").unit == "B"

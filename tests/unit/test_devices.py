@@ -270,22 +270,6 @@ def test_wrong_files_are_named(tmp_path, text, fault):
     assert fault in said
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("phone", "'phone' is not a profile; did you mean 'phones'?"),
-        ("none.csv", "none.csv: there is no such file"), ("phones:deadline", "expected name=value"),
-        ("phones:profile=datacenter", "expected name=value"),
-        ("phones:dedline=3", "unknown key 'dedline'; did you mean 'deadline'?"),
-        ("phones:deadline=soon", "deadline"), ("phones:deadline=0", "deadline must be a finite"),
-        ("phones:uplink=-1", "uplink must be a finite"), ("phones:latency=-1", "latency must be"),
-        ("phones:noise=11", "noise must be a number from 0 to 10"), ("phones:seed=-1", "seed"),
-    ],
-)  # fmt: skip
-def test_wrong_devices_are_named(text, fault):
-    assert fault in refusal(Devices.from_text, text)
-
-
 def test_misuse_in_python():
     said = refusal(Devices, "two.csv", measured=TWO, uplink=3.0)
     assert "uplink cannot be set, because two.csv has it" in said

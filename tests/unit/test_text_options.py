@@ -7,8 +7,8 @@ import pytest
 from support import refusal
 
 import fedpage as fp
-from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from fedpage.methods.schedules import Cosine, Schedule, Step, Warmup
+from fedpage.core.optimizers import SGD, Adam, AdamW, Momentum
+from fedpage.methods.schedules import Cosine, Step, Warmup
 from fedpage.runs.build import build_method, hyper_words, split_settings
 from fedpage.runs.config import MethodConfig
 
@@ -119,41 +119,6 @@ def test_numbers_of_codecs_are_not_settings():
     )  # fmt: skip
     for wrong in ("census:500", "census:skew"):
         assert "expected name:key=value" in refusal(split_settings, wrong)
-
-
-@pytest.mark.parametrize(
-    ("read", "text", "part"),
-    [
-        (Optimizer.from_text, "momentm:0.9", "did you mean 'momentum'"),
-        (Optimizer.from_text, "momentum:1.0", "beta must be in [0, 1)"),
-        (Optimizer.from_text, "momentum:0.9:0.9", "write momentum:BETA"),
-        (Optimizer.from_text, "momentum:x", "write momentum:BETA"),
-        (Optimizer.from_text, "adam+clip:0", "clip must be a finite number above 0"),
-        (Optimizer.from_text, "adam+decay:-1", "weight_decay must be a finite number of at least"),
-        (Optimizer.from_text, "adam+warmup:3", "write decay:NUMBER or clip:NUMBER"),
-        (Optimizer.from_text, "adam+clip:1+clip:2", "each once"),
-        (Optimizer.from_text, "adam:0.9:0.99:0", "eps must be a finite number above 0"),
-        (Schedule.from_text, "cosne:0.1:200", "did you mean 'cosine'"),
-        (Schedule.from_text, "cosine:0.1", "write cosine:VALUE:ROUNDS:FINAL"),
-        (Schedule.from_text, "cosine:0.1:200:0.1:7", "write cosine:VALUE:ROUNDS:FINAL"),
-        (Schedule.from_text, "cosine:x:200", "write cosine:VALUE:ROUNDS:FINAL"),
-        (Schedule.from_text, "cosine:0.1:2.5", "rounds must be a whole number"),
-        (Schedule.from_text, "cosine:-1:20", "value must be a finite number above 0"),
-        (Schedule.from_text, "cosine:nan:20", "value must be a finite number above 0"),
-        (Schedule.from_text, "step:0.1:5:1.5", "factor must be in (0, 1]"),
-        (Schedule.from_text, "warmup:3", "must be a finite number or a schedule"),
-        (Schedule.from_text, "warmup:0:0.1", "rounds must be a whole number"),
-        (Schedule.from_text, "0,1", "must be a finite number or a schedule"),
-        (Schedule.from_text, "nowhere.py@f", "there is no such file"),
-        (lambda value: fp.LocalTraining(client_optimizer=value), 0.9, "must be one such as"),
-        (lambda value: Optimizer(clip=value), 1.0, "write one as text"),
-        (lambda value: fp.LocalTraining(epochs=2, K=value), 5, "give K or epochs, not both"),
-    ],
-)
-def test_bad_texts_are_refused_in_a_line(read, text, part):
-    said = refusal(read, text)
-    assert part in said
-    assert len(said) <= 200
 
 
 def test_a_method_without_the_option_is_refused(refused):
