@@ -5,6 +5,7 @@ import gzip
 import http.server
 import lzma
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -233,37 +234,17 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "word"),
-    [
-        ("mushroms", {}, "did you mean 'mushrooms'"),
-        ("a9a", {"skew": 1}, "has no option skew"),
-        ("census", {"colour": 1}, "has no option colour"),
-        ("census", {"client": "y"}, "not for this data set"),
-        ("patients.csv", {"label": "y", "clients": "hospital"}, "did you mean 'client'"),
-        ("digits:colour=1", {}, "colour"),
-        ("digits:classes=x", {}, "with numbers"),
-        ("digits:classes=3", {}, "classes must be 2"),
-        ("a9a:rows=3", {}, "unknown 'rows'"),
-        ("census", {"rows": 1}, "rows"),
-        ("census", {"skew": -1}, "skew"),
-        ("census", {"skew": float("nan")}, "skew"),
-        ("census", {"noise": -0.1}, "noise"),
-        ("rows.svm", {"label": "y"}, "not for LIBSVM files"),
-        ("a.npz", {"label": "y"}, "label is for tables"),
-        ("patients.xlsx", {}, "save it as CSV"),
-        ("none.csv", {"label": "y"}, "there is no such file"),
-        ("none.csv.gz", {"label": "y"}, "there is no such file"),
-        ("none.parquet", {"label": "y"}, "there is no such file"),
-        ("none.txt", {}, "there is no such file"),
-        ("folder.csv", {"label": "y"}, "is a directory"),
-        ("folder.parquet", {"label": "y"}, "irectory"),
-        ("folder.npz", {}, "irectory"),
-    ],
-)
-def test_names_files_and_settings_that_cannot_be_loaded(folder, monkeypatch, name, options, word):
+LINES = Path(__file__).with_name("refused_data.txt").read_text(encoding="utf-8").splitlines()
+"""Names with options in TOML, and the words that matter, a line each."""
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_names_files_and_settings_that_cannot_be_loaded(folder, monkeypatch, line):
     monkeypatch.chdir(folder)
-    assert word in refusal(fp.load, name, **options)
+    given, _, words = line.partition(" -> ")
+    name, _, options = given.partition("; ")
+    table = tomllib.loads(f"options = {{ {options} }}")["options"]
+    assert words in refusal(fp.load, name, **table)
 
 
 # Fetching, from a server on this machine
