@@ -47,6 +47,8 @@ from fedpage.theory.planner import TimeModel
 
 _PILOT = 200
 """The most rounds of the run that measures what a round costs."""
+_ROUNDS = 2000
+"""Rounds of the method whose cost is the limit of a run by default."""
 _MORE = 10
 """How many times more rounds, or gradients, a run may take than `rounds` rounds of the method."""
 _LEAST_SEEDS = 6
@@ -65,7 +67,7 @@ def tune(
     fixed: Collection[str] | None = None,
     fixed_grid: bool = False,
     codecs: bool | None = None,
-    rounds: int = 2000,
+    rounds: int = _ROUNDS,
     limit: float | None = None,
     record_every: int = 10,
     seeds: int = 10,
@@ -238,8 +240,8 @@ def choose(
         seeds: The seeds of the last stage; each is paired over all candidates.
         held_out_seeds: The number of other seeds, on which the last methods are evaluated.
         record_every: Rounds between records, fewer if the best method needs few rounds.
-        rounds: The most rounds of a run. No run computes more gradients than so many rounds of
-            the median method.
+        rounds: The most rounds of a run. As in `tune`, no run computes more than ten times the
+            gradients of 2000 rounds, or of so many if they are fewer, of the median method.
         jobs: The most processes, for runs that are long enough for several. If None, joblib's
             current backend decides.
         costs: Latency, bandwidth and speed, for estimated seconds.
@@ -283,7 +285,8 @@ def choose(
             f"for all pairs; use at least {least}"
         )
     every = min(record_every, max(1, rounds // 40))  # a target must hold for several records
-    gradients = rounds * median(each.probe.last("gradients") for each in candidates)
+    gradients = median(each.probe.last("gradients") for each in candidates)
+    gradients *= _MORE * min(rounds, _ROUNDS)
     question = replace(question, record_every=every, gradients=gradients)
     trials = Trials(problem, question, store=store, jobs=jobs, progress=progress)
     halving = Halving(trials, candidates, seeds, codecs, end)
