@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
@@ -81,6 +81,8 @@ class Case:
     always: tuple[str, ...] = ("fedpage", "scaffold", "fedavg")
     """Methods that are tuned without codecs wherever the screening saw them reach the target. The
     first is tuned for the first target in any case."""
+    starts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Hyper-parameters of methods by name that are not the defaults at the start."""
     is_ours_tuned: bool = False
     """Whether our method is tuned as all others are."""
     has_codecs: bool = True
@@ -137,14 +139,17 @@ FEW_METHODS = (
     "ef21-pp", "saber", "svrp", "s-dane", "i-cgm-rg-saga",
 )  # fmt: skip
 """Those that reached the hard targets with many clients, and those that are meant for few."""
+_EXACT: Mapping[str, Any] = {"S": None, "K": 100, "lam": 1.0}
+FEW_STARTS = {"dane": _EXACT, "s-dane": _EXACT}
+"""As published, all clients solve their problems nearly exactly."""
 FEW_TERMS = Terms(
-    steps=(1 / 16, 1 / 4, 1.0, 4.0), screening=(600, 1_500, 3_000), screening_between=10,
-    factor=math.inf, most=(6, 6, 6), limits=(1_000, 2_000, 4_000), between=(10, 10, 10),
-    search_seeds=2, runs=16, S=1, fixed=FIXED[1:],
+    steps=(1 / 4, 1.0, 4.0, 16.0, 64.0), screening=(1_000, 2_000, 4_000), screening_between=10,
+    factor=math.inf, most=(6, 6, 6), limits=(1_500, 3_000, 6_000), between=(10, 10, 10),
+    search_seeds=2, runs=30, S=1, fixed=FIXED[1:],
 )  # fmt: skip
 """The clients of a round are searched too; the best six methods are tuned, whatever they cost."""
 PUBLISHED_TERMS = replace(
-    FEW_TERMS, screening=(2_000, 4_000, 8_000), limits=(3_000, 8_000, 15_000), S=10,
+    FEW_TERMS, screening=(2_000, 6_000, 12_000), limits=(3_000, 9_000, 18_000), S=10,
     screening_between=80, between=(80, 80, 80),
 )  # fmt: skip
 
@@ -152,7 +157,7 @@ PUBLISHED_TERMS = replace(
 def _few(name: str, title: str, data: str, clients: int, objective: str, **more: Any) -> Case:
     return Case(
         name, title, data, clients, objective, methods=FEW_METHODS, always=FEW_ALWAYS,
-        is_ours_tuned=True, has_codecs=False, **{"terms": FEW_TERMS, **more},
+        starts=FEW_STARTS, is_ours_tuned=True, has_codecs=False, **{"terms": FEW_TERMS, **more},
     )  # fmt: skip
 
 
@@ -275,21 +280,21 @@ def entrants(case: Case, names: Iterable[str] | None = None) -> list[Entrant]:
     for name in METHODS if names is None else names:
         is_apart = name == OURS and not case.is_ours_tuned
         if name in VARIANTS or not (is_apart or METHODS[name].variant_of):
-            found.setdefault(base_method(name, case.terms.S), name)
+            found.setdefault(base_method(name, case), name)
     modes = (False, True) if case.has_codecs else (False,)
     return [Entrant(name, codecs) for name in found.values() for codecs in modes]
 
 
-def base_method(name: str, S: int) -> Any:
-    """Return a method with S sampled clients, gradients of all rows, and defaults otherwise."""
+def base_method(name: str, case: Case) -> Any:
+    """Return a method with sampled clients, gradients of all rows, and defaults otherwise."""
     entry = METHODS[name]
     options: dict[str, Any] = {}
-    for field, value in entry.hyper_parameters.items():
-        if field in ("b", "b1", "b2", "b3") and value is not None:
-            options[field] = None
-        elif field == "S" and _accepts(entry, S=S):
-            options[field] = S
-    return entry(**options)
+    for key, value in entry.hyper_parameters.items():
+        if key in ("b", "b1", "b2", "b3") and value is not None:
+            options[key] = None
+        elif key == "S" and _accepts(entry, S=case.terms.S):
+            options[key] = case.terms.S
+    return entry(**options | case.starts.get(name, {}))
 
 
 def _accepts(entry: MethodEntry, **options: Any) -> bool:
@@ -309,9 +314,9 @@ def codec_choices(entrant: Entrant) -> dict[str, tuple[str, ...]]:
     return {field: values for field, values in choices.items() if field in known and values}
 
 
-def bases(entrant: Entrant, S: int) -> list[Any]:
+def bases(entrant: Entrant, case: Case) -> list[Any]:
     """Return the methods that the screening tries, before their steps are chosen."""
-    method = base_method(entrant.name, S)
+    method = base_method(entrant.name, case)
     method = replace(method, **{key: values[0] for key, values in codec_choices(entrant).items()})
     known = entrant.entry.hyper_parameters
     options = {

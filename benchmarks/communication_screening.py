@@ -37,7 +37,7 @@ def screen(case: Case, runs: Runs, entrant: Entrant, terms: Terms) -> Screened:
     between = terms.screening_between
     tried = [
         (method, runs.measure(method, 0, Ladder(case.column, rungs, "clients"), between))
-        for base in bases(entrant, terms.S)
+        for base in bases(entrant, case)
         for unit in [base.effective_step if measures_step(base) else runs.unit]
         for method in (base.with_step(float(f"{step * unit:.3g}")) for step in terms.steps)
     ]
