@@ -76,6 +76,7 @@ from fedpage.engine.simulate import simulate as simulate
 from fedpage.engine.stopping import Stop as Stop
 from fedpage.inference import FitResult as FitResult
 from fedpage.inference import fit as fit
+from fedpage.inference import load_federated as load_federated
 from fedpage.methods import METHODS as METHODS
 from fedpage.methods import PAGE as PAGE
 from fedpage.methods import SCAFFOLD as SCAFFOLD

@@ -131,6 +131,34 @@ def check(config: CheckConfig) -> Document:
 options.command(app, "status")(watch)
 
 
+@options.command(app, "predict")
+def predict(
+    run: Annotated[Path, typer.Argument(help="The run's directory on the server, or model.json.")],
+    rows: Annotated[Path, typer.Argument(help="A table of new rows: .csv, .tsv or .parquet.")],
+    out: Annotated[Path | None, typer.Option(help="Write a CSV file instead of printing.")] = None,
+) -> Document:
+    """Predict new rows with the linear model of a federation.
+
+    The table has the columns of the sites' tables; it may have the label, too.
+    """
+    import polars as pl
+
+    from fedpage.inference import load_federated
+
+    model = load_federated(run)
+    columns = {"prediction": model.predict(rows)}
+    if model.has_probabilities:
+        probabilities = model.predict_proba(rows)
+        columns |= {f"p({c})": probabilities[:, i] for i, c in enumerate(model.classes)}
+    table = pl.DataFrame(columns)
+    if out is None:
+        print(table.write_csv(), end="")
+    else:
+        table.write_csv(out)
+        print(f"{table.height:,} predictions are in {out}.")
+    return {"rows": table.height, "predictions": table.to_dict(as_series=False)}
+
+
 @options.command(app, "audit")
 def audit(
     log: Annotated[Path, typer.Argument(help="A node's audit log, audit.jsonl.")],

@@ -93,7 +93,7 @@ def layout_of(type_: type[T], d: int, dtype: DType) -> Layout[T]:
         d: The number of parameters.
         dtype: The type of the model's numbers.
     """
-    scalars, triangles, names = scalar_fields(type_), _triangles(type_), field_names(type_)
+    scalars, triangles, names = scalar_fields(type_), triangle_fields(type_), field_names(type_)
     sizes = tuple(
         1 if name in scalars else triangle_size(d) if name in triangles else d for name in names
     )
@@ -114,7 +114,8 @@ def scalar_fields(type_: type) -> frozenset[str]:
     return _annotated_fields(type_, "Scalar", 1)
 
 
-def _triangles(type_: type) -> frozenset[str]:
+def triangle_fields(type_: type) -> frozenset[str]:
+    """Return the names of the fields that hold the triangle of a d x d matrix."""
     return _annotated_fields(type_, "Triangle", triangle_size)
 
 

@@ -35,6 +35,8 @@ MISSING_IN_NEW_ROW = "the value is missing; correct the cell or leave the row ou
 INFINITE = "inf is not a finite number; correct it"
 _SPARSE_BELOW = 0.25
 """Features are sparse if less than this share of the first rows' entries is non-zero."""
+_REFERENCE = -2
+"""The feature of the rows that have the reference category."""
 _BLOCK = 1 << 14
 """The rows that are summed at a time, and the first rows that decide between sparse and dense."""
 
@@ -75,16 +77,23 @@ class CategoryColumn:
         name: the column's name.
         values: the categories, sorted.
         has_missing: whether missing cells are one more category, the last feature.
+        reference: the category that has no feature, because the others are compared with it.
     """
 
     name: str
     values: tuple[str, ...]
     has_missing: bool = False
+    reference: str | None = None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The categories that have a feature."""
+        return tuple(value for value in self.values if value != self.reference)
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the features, such as "smoker=yes"."""
-        values = (*self.values, MISSING_VALUE) if self.has_missing else self.values
+        values = (*self.kept, MISSING_VALUE) if self.has_missing else self.kept
         return tuple(f"{self.name}={value}" for value in values)
 
 
@@ -343,20 +352,22 @@ def _encode_numbers(table: DataTable, spec: NumberColumn, advice: str) -> Vector
 def _encode_categories(
     table: DataTable, spec: CategoryColumn, ignore: bool, advice: str
 ) -> NDArray[np.int64]:
-    """Return for each row (n,) which feature of the column is 1, or -1 for none."""
+    """Return for each row (n,) which feature of the column is 1, or a negative number for none."""
     name = spec.name
     if not table.is_text(name):
         raise InputError(f"{table.source}: column {name!r} holds numbers, not categories")
     codes, values = table.codes(name)
-    number = {value: code for code, value in enumerate(spec.values)}
+    number = {value: code for code, value in enumerate(spec.kept)}
+    if spec.reference is not None:
+        number[spec.reference] = _REFERENCE
     for value, code in list(number.items()):  # a frame holds 1 as 1.0 where other rows have none
         if is_number(value):
             number.setdefault(value[:-2] if value.endswith(".0") else f"{value}.0", code)
-    missing = len(spec.values) if spec.has_missing else -1
+    missing = len(spec.kept) if spec.has_missing else -1
     feature = np.array([*(number.get(value, -1) for value in values), missing], dtype=np.int64)
     found = feature[codes]
     if not ignore:
-        unknown = (found < 0) & (codes >= 0)
+        unknown = (found == -1) & (codes >= 0)
         if unknown.any():
             row = int(unknown.argmax())
             raise UnknownCategory(
@@ -364,5 +375,5 @@ def _encode_categories(
                 f"known values ({short_list(spec.values)}); correct it, or encode the rows with "
                 'encoding.transform(rows, unknown="ignore")'
             )
-        table.refuse(found < 0, name, advice)
+        table.refuse(found == -1, name, advice)
     return found

@@ -38,6 +38,8 @@ class Agreement:
         d: the number of parameters.
         means: what is subtracted from each column, 0 for categories; () without standardisation.
         scales: what each column is divided by, 1 for categories; () without standardisation.
+        levels: the categories of columns for which the run config has none.
+        constants: for a fit of counts b, the sums of log b! and b log b over all rows.
     """
 
     columns: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class Agreement:
     d: int = 0
     means: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
+    levels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    constants: tuple[float, ...] = ()
 
     def to_text(self) -> str:
         """Return the agreement as JSON, from which `from_text` makes an equal one."""
@@ -73,16 +77,20 @@ def _parse(text: str) -> Agreement:
         table = json.loads(text)
         columns = read_names(json.dumps(table["columns"]))
         features, d = table["features"], table["d"]
-        means, scales = (tuple(map(float, table[key])) for key in ("means", "scales"))
+        means, scales, constants = (
+            tuple(map(float, table[key])) for key in ("means", "scales", "constants")
+        )
+        levels = tuple((str(name), read_names(json.dumps(own))) for name, own in table["levels"])
         if any(type(size) is not int or not 0 <= size < 2**31 for size in (features, d)):
             raise ValueError
         if len(means) != len(scales) or len(means) not in (0, len(columns)):
             raise ValueError
-        if not all(map(math.isfinite, means)) or not all(0.0 < s < math.inf for s in scales):
+        is_finite = all(map(math.isfinite, means + constants))
+        if not is_finite or not all(0.0 < scale < math.inf for scale in scales):
             raise ValueError
     except (ValueError, TypeError, KeyError, RecursionError, ProtocolError):
         raise ProtocolError("it is not an agreement about columns") from None
-    return Agreement(columns, features, d, means, scales)
+    return Agreement(columns, features, d, means, scales, levels, constants)
 
 
 def write_names(names: Sequence[str]) -> str:
@@ -119,7 +127,7 @@ class Statistics(NamedTuple):
     """Arrays of the reply to a `STATISTICS` message: of each column of numbers, at one site."""
 
     means: Vector
-    """(k,) the means."""
+    """(k,) the means; k is 0 if the run does not standardise."""
     squares: Vector
     """(k,) the sums of squared differences from the mean."""
 

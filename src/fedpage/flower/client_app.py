@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -27,6 +28,13 @@ from fedpage.flower.config import (
     build_method,
     parse_app_config,
     parse_node_config,
+)
+from fedpage.flower.disclosure import (
+    CLEAR,
+    check_hessian,
+    check_rows,
+    remember_hessian,
+    sends_hessian,
 )
 from fedpage.flower.node_data import (
     NodeData,
@@ -171,6 +179,9 @@ def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> M
     """Describe the client of this node: its number, its rows and its code."""
     check_evaluation(config, node_config)
     node = load_node_data(node_config, config)
+    if node_config.data and sends_hessian(build_method(config)):
+        is_secure = protocol.find_settings(config.aggregation) is not None
+        check_rows(node_config, node, is_secure=is_secure)
     description = messages.Description(
         client=node.client,
         rows=int(node.problem.sizes[0]),
@@ -186,19 +197,21 @@ def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> M
 
 
 def _send_statistics(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
-    """Send the mean and the squares of each column of numbers, if the node's owner shares them."""
+    """Send statistics of columns, if the node's owner shares them, and common categories."""
     request = messages.decode_header(message.content, messages.StatisticsRequest)
     client = check_client(node_config, config)
     _check_recipient(request.client, client)
-    rows, statistics = load_statistics(node_config, config, request.agreement)
-    header = messages.StatisticsReply(client, rows)
-    return Message(messages.encode_message(statistics, header), reply_to=message)
+    found = load_statistics(node_config, config, request.agreement)
+    levels = json.dumps(found.levels, separators=(",", ":"))
+    header = messages.StatisticsReply(client, found.rows, levels, *found.constants)
+    return Message(messages.encode_message(found.statistics, header), reply_to=message)
 
 
 def _answer_train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
     """Run `Method.client` on this node's rows, and evaluate a model if the message asks for it."""
     training, evaluation = messages.split(message.content)
-    content = _train(training, config, node_config)
+    with _guard_hessian(training, config, node_config, CLEAR):
+        content = _train(training, config, node_config)
     if evaluation is not None:
         try:
             answer = _evaluate(evaluation, config, node_config)
@@ -206,6 +219,39 @@ def _answer_train(message: Message, config: AppConfig, node_config: NodeConfig) 
             answer = messages.encode_header(refuse(error, node_config.partition_id))
         content = messages.join(content, answer)
     return Message(content, reply_to=message)
+
+
+def _mask_train(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    """Run `Method.client` on this node's rows, and mask the reply."""
+    session, roster, _, content = protocol.decode_request(message.content, has_roster=True)
+    total = f"{session.run} {protocol.join_numbers(roster.clients)}"
+    with _guard_hessian(content, config, node_config, total):
+        return secure_node.mask_reply(_train, message, config, node_config)
+
+
+def _unmask(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
+    """Help to unmask a sum; one of Hessians must be over all clients that it began with."""
+    session, roster, fields, _ = protocol.decode_request(message.content, has_roster=True)
+    is_whole = protocol.split_numbers(fields.survivors) == roster.clients
+    if not is_whole and sends_hessian(build_method(config), session.message):
+        raise messages.ProtocolError("a sum of Hessians is over all clients that it began with")
+    return secure_node.unmask(message, config, node_config)
+
+
+@contextmanager
+def _guard_hessian(
+    content: RecordDict, config: AppConfig, node_config: NodeConfig, total: str
+) -> Iterator[None]:
+    """Check whether a Hessian may leave the node, and note that it does."""
+    request = messages.decode_header(content, messages.TrainRequest)
+    if not node_config.data or not sends_hessian(build_method(config), request.message):
+        yield
+        return
+    node = _load_requested(request, config, node_config)
+    point = protocol.content_digest(content).hex()
+    check_hessian(node_config, node, point, total)
+    yield
+    remember_hessian(node_config, node, point, total)
 
 
 def _answer_evaluate(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
@@ -336,8 +382,8 @@ _HANDLERS: dict[str, Handler] = {
     messages.FINISH: _finish,
     protocol.KEYS: secure_node.send_keys,
     protocol.SHARES: secure_node.send_shares,
-    protocol.TRAIN: partial(secure_node.mask_reply, _train),
+    protocol.TRAIN: _mask_train,
     protocol.EVALUATE: partial(secure_node.mask_reply, _evaluate),
-    protocol.UNMASK: secure_node.unmask,
+    protocol.UNMASK: _unmask,
 }
 app = FedpageClientApp()

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -40,6 +40,10 @@ EvaluationLevel = Literal["gradients", "values", "none"]
 """What a site sends when it evaluates a model, ever less: loss, gradient and metrics; loss and
 metrics; nothing."""
 _SECONDS = 10_000_000.0
+FIT_OBJECTIVES = {
+    "logistic": "logistic", "gaussian": "squares", "poisson": "poisson", "cox": "squares",
+}  # fmt: skip
+"""The objective of each family; a Cox model has its own in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,14 @@ class AppConfig:
     objective: str = setting("logistic-l2", "objective, or module:function")
     alpha: float = setting(0.1, "weight of the regulariser")
     weights: Literal["uniform", "size"] = setting("uniform", "weights of clients")
+    family: Literal["", "logistic", "gaussian", "poisson", "cox"] = setting(
+        "", "fit this model exactly, with standard errors: logistic, gaussian, poisson or cox"
+    )
+    event: str = setting("", "column of events of a Cox model, whose label is the time")
+    ties: Literal["efron", "breslow"] = setting("efron", "how a Cox model handles equal times")
+    reference: str = setting(
+        "", "categories that others are compared with, as sex=f; empty: the first of each column"
+    )
     data: str = setting("", "data set that every node has; empty: each node's own file")
     partition: str = setting("blocks", "how the data set is divided among clients")
     partition_seed: int = setting(0, "seed of the partition")
@@ -86,7 +98,9 @@ class AppConfig:
     columns: str = setting(
         "", "feature columns in order, as age,bmi; empty: as the nodes have them"
     )
-    categories: str = setting("", "columns that hold categories, as sex=f|m; ward=a|b")
+    categories: str = setting(
+        "", "columns that hold categories, as sex=f|m; ward; without values the sites agree on them"
+    )
     extra_columns: Literal["refuse", "ignore"] = setting(
         "refuse", "columns of a node's table that are not named: refuse the node, or ignore them"
     )
@@ -210,6 +224,17 @@ class NodeConfig:
     evaluation: Literal["gradients", "values", "none"] = setting(
         "gradients", "the most that this site sends when it evaluates a model"
     )
+    hessians: Literal["clear", "secure", "never"] = setting(
+        "clear", "whether to send Hessians: clear, secure (only by secure aggregation) or never"
+    )
+    least_rows: int = setting(50, "fewest rows with which Hessians are sent in clear", at_least=1)
+    least_cell: int = setting(
+        5, "fewest rows of a category, with and without an event, with which Hessians are sent",
+        at_least=1,
+    )  # fmt: skip
+    most_exchanges: int = setting(
+        12, "models at which Hessians of the same rows are sent, over all runs", at_least=1
+    )
 
     @property
     def state_dir(self) -> Path:
@@ -246,7 +271,28 @@ def parse_app_config(table: Mapping[str, Value]) -> AppConfig:
     Raises:
         InputError: a key is unknown or missing, or a value is of another type or out of range.
     """
-    return structure(AppConfig, table, "run config")
+    config = structure(AppConfig, table, "run config")
+    return _settle_fit(config) if config.family else config
+
+
+def _settle_fit(config: AppConfig) -> AppConfig:
+    """Return the configuration of a fit with what follows from its family."""
+    is_cox = config.family == "cox"
+    if config.data or not config.label or is_cox != bool(config.event):
+        raise InputError(
+            "run config: a fit needs data = '' (the sites' own tables) and the label column; for "
+            "cox the label is the time, and event another column"
+        )
+    if config.aggregation.partition(":")[0] not in ("mean", "secure") or config.min_clients:
+        raise InputError(
+            "run config: a fit adds up all sites: set aggregation to mean or secure, and "
+            "min-clients to 0"
+        )
+    return replace(
+        config, method="newton", hyper="", objective=FIT_OBJECTIVES[config.family],
+        weights="size", evaluation="none", metrics="", target="", budget="", early_stopping=0,
+        best="", intercept=not is_cox, record_every=1, classes="" if is_cox else config.classes,
+    )  # fmt: skip
 
 
 def parse_node_config(table: Mapping[str, Value]) -> NodeConfig:

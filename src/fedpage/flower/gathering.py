@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,7 @@ from fedpage.flower.agreement import (
     Statistics,
     combine_statistics,
     compute_scales,
+    read_names,
 )
 from fedpage.flower.exchange import Wait, check_sender, content_of, exchange
 from fedpage.flower.nodes import (
@@ -116,8 +119,8 @@ class Gathering:
         if missing:
             nodes |= self._start_without(missing, len(nodes), problems)
         nodes = {client: nodes[client] for client in clients}
-        if self.agreement is None and self.schema.standardises:
-            agreement = self._standardise(nodes, agreement)
+        if self.agreement is None and (self.schema.shares_statistics or self.schema.open_columns):
+            agreement = self._settle(nodes, agreement)
         return nodes, agreement
 
     def _describe(self, present: int, problems: Sequence[NodeRefusal]) -> str:
@@ -207,11 +210,35 @@ class Gathering:
             lines,
         )
 
-    def _standardise(self, nodes: Mapping[int, Node], agreement: Agreement) -> Agreement:
-        """Return the agreement with the means and scales of all sites' columns of numbers."""
+    def _settle(self, nodes: Mapping[int, Node], agreement: Agreement) -> Agreement:
+        """Return the agreement with the categories and the means and scales of all sites."""
         categories = dict(self.schema.categories)
         numbers = [p for p, name in enumerate(agreement.columns) if name not in categories]
-        rows, parts = self._collect(nodes, agreement, len(numbers))
+        numbers = numbers if self.schema.standardises else []
+        rows, parts, answers = self._collect(nodes, agreement, len(numbers))
+        constants = (
+            math.fsum(answer.log_factorials for answer in answers),
+            math.fsum(answer.logs for answer in answers),
+        )
+        tables = [_read_levels(answer.levels) for answer in answers]
+        levels = {
+            name: tuple(sorted({value for table in tables for value in table.get(name, ())}))
+            for name in self.schema.open_columns
+        }
+        for name, values in levels.items():
+            if not values:
+                raise InputError(
+                    f"no site has enough rows of any category of {name!r}; leave the column out"
+                )
+        agreement = replace(agreement, levels=tuple(levels.items()))
+        features = self.schema.resolve(agreement).count_features(agreement.columns)
+        intercept = self.requirements.intercept
+        outputs = agreement.d // (agreement.features + intercept)
+        agreement = replace(agreement, features=features, d=(features + intercept) * outputs)
+        if self.schema.has_counts:
+            agreement = replace(agreement, constants=constants)
+        if not self.schema.standardises:
+            return agreement
         total = combine_statistics(rows, parts)
         if not all(map(is_finite, total)):
             raise InputError("the statistics of all sites together are not finite numbers")
@@ -222,12 +249,13 @@ class Gathering:
 
     def _collect(
         self, nodes: Mapping[int, Node], agreement: Agreement, count: int
-    ) -> tuple[list[int], list[Statistics]]:
-        """Ask every node for its statistics, and return the rows and statistics in client order."""
+    ) -> tuple[list[int], list[Statistics], list[messages.StatisticsReply]]:
+        """Ask every node for its statistics; return rows, statistics and headers by client."""
         layout = layout_of(Statistics, count, np.dtype(np.float64))
         text = agreement.to_text()
         wanted = [client for client, node in nodes.items() if node.node_id]
         found: dict[int, Statistics] = {}
+        answers: dict[int, messages.StatisticsReply] = {}
         reasons: dict[int, str] = {}
         for _ in range(_STATISTICS_ATTEMPTS):
             sent = {
@@ -250,11 +278,15 @@ class Gathering:
                         raise messages.ProtocolError("it has another number of rows than before")
                     if not all(map(is_finite, statistics)) or (statistics.squares < 0).any():
                         raise messages.ProtocolError("its statistics are not finite or negative")
-                    found[client] = statistics
+                    _read_levels(answer.levels)
+                    if not is_finite(np.array([answer.log_factorials, answer.logs])):
+                        raise messages.ProtocolError("its sums of counts are not finite")
+                    found[client], answers[client] = statistics, answer
                 except messages.ProtocolError as error:
                     reasons[client] = str(error)
             if len(found) == len(wanted):
-                return [nodes[c].rows for c in wanted], [found[c] for c in wanted]
+                rows = [nodes[c].rows for c in wanted]
+                return rows, [found[c] for c in wanted], [answers[c] for c in wanted]
         lines = [
             f"client {client}: {reasons.get(client, 'no statistics in time')}"
             for client in wanted
@@ -263,6 +295,15 @@ class Gathering:
         for line in lines:
             log.error("fedpage: %s", line)
         raise StartFailed(f"the sites' statistics are incomplete: {lines[0]}", lines)
+
+
+def _read_levels(text: str) -> dict[str, tuple[str, ...]]:
+    """Read the categories that a site has told, without trusting it."""
+    try:
+        table = json.loads(text)
+        return {str(name): read_names(json.dumps(own)) for name, own in table.items()}
+    except (ValueError, AttributeError, RecursionError):
+        raise messages.ProtocolError("its list of categories cannot be read") from None
 
 
 def _list(clients: Sequence[int]) -> str:

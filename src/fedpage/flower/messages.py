@@ -81,6 +81,12 @@ class StatisticsReply(NamedTuple):
 
     client: int
     rows: int
+    levels: str
+    """The categories that enough rows have, of each column that has none in the run config."""
+    log_factorials: float
+    """The sum of log b! over the site's counts b; 0 in other runs, as is `logs`."""
+    logs: float
+    """The sum of b log b."""
 
 
 class TrainRequest(NamedTuple):

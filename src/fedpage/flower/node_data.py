@@ -19,12 +19,13 @@ from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Problem
 from fedpage.data import load
 from fedpage.data.partition import Partition, partition_from_text
-from fedpage.flower.agreement import Agreement, Statistics
+from fedpage.flower.agreement import Agreement
 from fedpage.flower.config import AppConfig, NodeConfig
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.schema import is_classification, parse_schema
-from fedpage.flower.site_files import read_site_file, read_statistics
+from fedpage.flower.site_files import SiteStatistics, read_site_file, read_statistics
 from fedpage.problems import OBJECTIVES
+from fedpage.problems.cox import CoxModel
 from fedpage.runs.fingerprint import code_digest
 
 
@@ -96,10 +97,11 @@ def _load_node_data(
         rows = str(problem.describe().get("data_digest", ""))
         digest = hashlib.sha256(rows.encode()).hexdigest()
         return NodeData(client, problem, digest, 0, ())
-    schema = parse_schema(config)
+    schema = parse_schema(config).resolve(agreed)
     columns: tuple[str, ...] = ()
+    event = None
     if node.data:
-        if config.standardise and not node.share_statistics:
+        if schema.shares_statistics and not node.share_statistics:
             raise NodeError(
                 Code.NO_STATISTICS,
                 "node config: the run needs share-statistics=true, the mean and variance of "
@@ -109,7 +111,9 @@ def _load_node_data(
             raise NodeError(
                 Code.NO_CLASSES, "run config: classes must be named, such as classes = '0,1'"
             )
-        data, digest, columns = read_site_file(Path(node.data), schema, agreed, config.features)
+        data, digest, columns, event = read_site_file(
+            Path(node.data), schema, agreed, config.features
+        )
         own = np.arange(data.rows, dtype=np.int64)
     elif config.data:
         data = load(config.data)
@@ -121,12 +125,15 @@ def _load_node_data(
             "node config: this node has no data; give --node-config 'data=\"/path/of/a/file\"'",
         )
     own_rows = Partition(f"client {client}", own, np.array([0, len(own)]))
+    digest = hashlib.sha256(f"{digest} {own_rows.digest}".encode()).hexdigest()
+    if event is not None:
+        cox = CoxModel(data, data.y, event, own_rows, ties=config.ties)
+        return NodeData(client, cox, digest, data.features, columns)
     objective = OBJECTIVES[config.objective]
     alpha = None if objective.reg == "none" else config.alpha
     linear_model = objective.problem(
         data, own_rows, alpha=alpha, intercept=config.intercept, metrics=config.metric_names
     )
-    digest = hashlib.sha256(f"{digest} {own_rows.digest}".encode()).hexdigest()
     return NodeData(client, linear_model, digest, data.features, columns)
 
 
@@ -145,8 +152,8 @@ def check_client(node: NodeConfig, config: AppConfig) -> int:
     return node.partition_id
 
 
-def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> tuple[int, Statistics]:
-    """Compute the statistics of a node's own file, if its owner allows that they are sent.
+def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> SiteStatistics:
+    """Compute what a node tells of its own file before the sites agree.
 
     Args:
         node: the node's configuration.
@@ -154,15 +161,17 @@ def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> tupl
         agreement: the agreed columns, as a request has them.
 
     Returns:
-        The number of rows, and the statistics of the columns of numbers.
+        The categories that enough rows have, and the statistics if the run needs them.
 
     Raises:
-        NodeError: the owner does not share statistics, or the file cannot be used.
+        NodeError: the owner does not share the statistics, or the file cannot be used.
     """
-    if not node.share_statistics or not node.data or not config.standardise:
+    schema = parse_schema(config)
+    is_asked = schema.open_columns or (schema.shares_statistics and node.share_statistics)
+    if not node.data or not is_asked:
         raise NodeError(Code.NO_STATISTICS, "node config: share-statistics is not set")
     columns = Agreement.from_text(agreement).columns
-    return read_statistics(Path(node.data), parse_schema(config), columns)
+    return read_statistics(Path(node.data), schema, columns, node.least_cell)
 
 
 def problem_digest(problem: Problem) -> str:

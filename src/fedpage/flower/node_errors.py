@@ -62,6 +62,7 @@ class Code(StrEnum):
     BAD_INPUT = "bad-input", "its data or its configuration cannot be used"
     PROTOCOL = "protocol", "the request is not one that the protocol allows"
     NOT_ALLOWED = "not-allowed", "the run names something that the node's owner did not allow"
+    DISCLOSURE = "disclosure", "what the run asks for could reveal its rows"
     STATE_LOST = "state-lost", "it no longer has the client state of this round"
     STATE_UNSAFE = "state-unsafe", "other users of its machine can change its state directory"
     AUDIT = "audit", "its audit log cannot be written, so it sends nothing"

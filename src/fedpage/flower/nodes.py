@@ -239,6 +239,8 @@ def compare(node: Node, agreement: Agreement, *, is_named: bool) -> str:
         missing = [name for name in agreement.columns if name not in node.columns]
         extra = [name for name in node.columns if name not in agreement.columns]
         return f"{Code.COLUMNS.sentence}{describe_columns(missing, extra)}"
+    if agreement.levels:  # a node counts its features before the sites agree on categories
+        return ""
     if node.features != agreement.features:
         return (
             f"it has {_short(node.features)} features, and other sites have "

@@ -37,6 +37,7 @@ from fedpage.flower.config import Value, build_method, parse_app_config
 from fedpage.flower.engine import FlowerEngine
 from fedpage.flower.evaluation import check_stop
 from fedpage.flower.exchange import Wait
+from fedpage.flower.fit import SiteFit, save_model
 from fedpage.flower.gathering import Gathering
 from fedpage.flower.metrics import refuse_reference, select_metrics
 from fedpage.flower.node_data import class_digest, load_own_problem, problem_digest
@@ -44,10 +45,12 @@ from fedpage.flower.nodes import Node, Requirements
 from fedpage.flower.operator import make_observers, waiting_for_nodes
 from fedpage.flower.run_identity import finish_run, identify_server
 from fedpage.flower.schema import count_outputs, parse_schema
+from fedpage.inference.result import FitResult
 from fedpage.problems import OBJECTIVES
+from fedpage.problems.cox import CoxModel
 from fedpage.runs.fingerprint import describe_run, method_digest
 from fedpage.runs.history import History
-from fedpage.runs.spec import start_of
+from fedpage.runs.spec import StopRule, start_of
 from fedpage.runs.store import RunStore
 
 log = logging.getLogger("flwr")
@@ -107,6 +110,8 @@ class FedpageStrategy(Strategy):
             )
         self.history: History | None = None
         """The run's history once `start` has returned."""
+        self.fit: FitResult | None = None
+        """The result of a fit with standard errors once `start` has returned."""
         self._wait = Wait(
             self.config.deadline, self.config.poll, sleep, clock, self.config.retry_pause
         )
@@ -147,12 +152,12 @@ class FedpageStrategy(Strategy):
         requirements = self._require(own)
         with waiting_for_nodes(self._out, config) as report:
             nodes, agreement = self._gather(grid, requirements, report)
-        d = agreement.d
+        schema = self.schema.resolve(agreement)
         engine = FlowerEngine(
             grid,
             nodes,
             self.method,
-            d,
+            agreement.d,
             seed=config.seed,
             policy=config.policy,
             wait=self._wait,
@@ -167,21 +172,31 @@ class FedpageStrategy(Strategy):
         )
         engine.transport.agreement, engine.transport.requirements = agreement, requirements
         stop = config.stop
+        fit = None
+        if config.family:
+            rows = sum(node.rows for node in nodes.values())
+            fit = SiteFit(engine, config, schema, agreement, rows, self._out)
         history = History(self._describe_run(own, agreement, requirements, stop))
         name = [history.meta[key] for key in ("method", "problem", "seed", "federation")]
         engine.transport.run_name = hashlib.sha256(
             json.dumps(name, sort_keys=True).encode()
         ).hexdigest()
         observers = [*make_observers(config, self._out, own), *self._callbacks]
-        self.history = self._run(engine, history, stop, nodes, agreement, observers)
+        self.history = self._run(engine, history, fit or stop, nodes, agreement, observers)
         log.info("fedpage: %s; %r", self.history.stop_text, self.history)
+        is_whole = self.history.ended and not self.history.diverged
+        if is_whole and own is None and not config.data:
+            self.fit = None if fit is None else fit.write(schema.labels or None)
+            save_model(self._out, engine.x, config, schema, agreement, self.fit)
+            if self.fit is not None:
+                log.info("fedpage: the fit is in %s\n%s", self._out, self.fit)
         return Result(arrays=ArrayRecord({"x": Array(np.ascontiguousarray(engine.x))}))
 
     def _run(
         self,
         engine: FlowerEngine[Any, Any, Any, Any],
         history: History,
-        stop: Stop | None,
+        stop: StopRule,
         nodes: Mapping[int, Node],
         agreement: Agreement,
         observers: Sequence[Callback],
@@ -226,7 +241,8 @@ class FedpageStrategy(Strategy):
     def _require(self, own: NodeProblem | None) -> Requirements:
         """Return what every node's description must have."""
         config = self.config
-        model = OBJECTIVES[config.objective].model if own is None else None
+        model: type | None = OBJECTIVES[config.objective].model if own is None else None
+        model = CoxModel if config.family == "cox" else model
         return Requirements(
             clients=config.clients,
             code=method_digest(self.method),
@@ -326,6 +342,7 @@ class FedpageStrategy(Strategy):
                 "lost_after": policy.lost_after,
                 "outlier_factor": float(policy.outlier_factor),
             },
+            **({"family": f"{config.family} {config.ties}"} if config.family else {}),
             **({} if self.aggregation == Mean() else {"aggregation": self.aggregation.describe()}),
         }
 

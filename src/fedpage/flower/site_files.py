@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln, xlogy
 
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Vector
+from fedpage.core.validate import is_finite
 from fedpage.data import Dataset, libsvm, tables
 from fedpage.data.dataset import Label, Sparse, class_targets
 from fedpage.data.encoding import (
     MISSING_IN_NEW_ROW,
     CategoryColumn,
-    Encoding,
     NumberColumn,
     UnknownCategory,
     encode,
@@ -40,6 +41,8 @@ class SiteRows(NamedTuple):
     """SHA-256 of the columns that are used, before they are standardised."""
     columns: tuple[str, ...]
     """The feature columns, in the order of the features; () for a file without names."""
+    event: Vector | None = None
+    """(n,) whether the row ended with an event, for a Cox model."""
 
 
 def read_site_file(
@@ -109,16 +112,31 @@ def describe_file(path: Path) -> str:
     return f"{path}: {table.rows:,} rows, {len(file.names):,} columns: {short_list(file.names)}"
 
 
-def read_statistics(path: Path, schema: Schema, columns: Sequence[str]) -> tuple[int, Statistics]:
-    """Compute the statistics of the agreed columns of numbers in a site's own file.
+class SiteStatistics(NamedTuple):
+    """What a site tells of its rows before the sites agree."""
+
+    rows: int
+    statistics: Statistics
+    """Of each column of numbers; empty if the run does not standardise."""
+    levels: dict[str, list[str]]
+    """The categories that enough rows have, of each column whose categories are not known."""
+    constants: tuple[float, float]
+    """The sums of log b! and b log b over the counts b; 0 if the run does not fit counts."""
+
+
+def read_statistics(
+    path: Path, schema: Schema, columns: Sequence[str], least_cell: int
+) -> SiteStatistics:
+    """Compute the statistics of the agreed columns in a site's own file.
 
     Args:
         path: the file, a table.
         schema: what the run's configuration says of the columns.
         columns: the agreed feature columns, in order.
+        least_cell: the fewest rows of a category that is told.
 
     Returns:
-        The number of rows, and the statistics of the columns that hold no categories.
+        The statistics.
 
     Raises:
         NodeError: the file cannot be read, does not fit, or has numbers too large to square.
@@ -126,25 +144,35 @@ def read_statistics(path: Path, schema: Schema, columns: Sequence[str]) -> tuple
     agreement = Agreement(tuple(columns), schema.count_features(columns))
     table = _open_columns(path, schema, agreement)[0]
     numbers = [name for name in columns if name not in dict(schema.categories)]
-    encoded = schema.encode(numbers)
+    encoded = schema.encode(numbers if schema.standardises else ())
     X = _encode_features(table, encoded, sparse=False)
     assert not isinstance(X, Sparse)
     found = compute_statistics(X)
-    if not all(bool(np.isfinite(array).all()) for array in found):
+    if not all(map(is_finite, found)):
         raise NodeError(Code.NOT_FINITE, f"{path}: numbers are too large to be standardised")
-    return table.rows, found
+    levels = {}
+    for name in schema.open_columns:
+        codes, values = table.codes(name)
+        counts = np.bincount(codes, minlength=len(values))
+        levels[name] = [value for value, n in zip(values, counts, strict=True) if n >= least_cell]
+    constants = (0.0, 0.0)
+    if schema.has_counts:
+        b = np.maximum(table.numbers(schema.label), 0.0)
+        constants = float(gammaln(b + 1.0).sum()), float(xlogy(b, b).sum())
+    return SiteStatistics(table.rows, found, levels, constants)
 
 
 def _read_table(path: Path, schema: Schema, agreement: Agreement | None) -> SiteRows:
     table, columns = _open_columns(path, schema, agreement)
-    encoded = schema.encode(columns, agreement)
-    matrix = _encode_features(table, encoded, sparse=schema.is_sparse(columns))
+    encoding = schema.make_encoding(columns, agreement)
+    matrix = _encode_features(table, encoding.columns, sparse=schema.is_sparse(columns))
     y, classes = _encode_labels(table.source, _read_labels(table, schema.label), schema)
-    encoding = Encoding(encoded, label=schema.label, standardised=schema.standardises)
     data = Dataset(
         _NAME, matrix, y, classes=classes, columns=encoding.feature_names, encoding=encoding
     )
-    return SiteRows(data, _digest(table, (*sorted(columns), schema.label)), columns)
+    outcomes = [name for name in (schema.label, schema.event) if name]
+    event = table.numbers(schema.event) if schema.event else None
+    return SiteRows(data, _digest(table, (*sorted(columns), *outcomes)), columns, event)
 
 
 def _open_columns(
@@ -161,8 +189,9 @@ def _open_columns(
     if agreement is not None:
         columns = agreement.columns
     else:
-        columns = schema.columns or tuple(name for name in file.names if name != label)
-    used = (*columns, label)
+        others = (name for name in file.names if name not in (label, schema.event))
+        columns = schema.columns or tuple(others)
+    used = (*columns, *filter(None, (label, schema.event)))
     missing = [name for name in used if name not in file.names]
     extra = [] if schema.ignores_extra else [name for name in file.names if name not in used]
     if missing or extra:
@@ -194,7 +223,9 @@ def _encode_features(
     table: DataTable, encoded: Sequence[NumberColumn | CategoryColumn], *, sparse: bool
 ) -> Sparse | Vector:
     try:
-        return encode(table, encoded, unknown="error", advice=MISSING_IN_NEW_ROW, sparse=sparse)
+        is_open = any(isinstance(c, CategoryColumn) and c.values == ("",) for c in encoded)
+        unknown: Literal["error", "ignore"] = "ignore" if is_open else "error"
+        return encode(table, encoded, unknown=unknown, advice=MISSING_IN_NEW_ROW, sparse=sparse)
     except UnknownCategory as error:
         raise NodeError(Code.BAD_CATEGORY, str(error)) from None
     except InputError as error:
@@ -240,8 +271,7 @@ def _encode_labels(
     if not is_text:
         if not schema.has_numeric_classes:
             raise NodeError(Code.BAD_LABEL, f"{source}: labels are numbers, the classes are text")
-        numbers = [float(label) for label in schema.classes]
-        known = tuple(int(value) if value == int(value) else value for value in numbers)
+        known = schema.labels
     place = {label: number for number, label in enumerate(known)}
     found, inverse = np.unique(labels, return_inverse=True)
     codes = np.array([place.get(label, -1) for label in found.tolist()], dtype=np.int64)

@@ -18,6 +18,7 @@ from fedpage.core.validate import as_number, check_whole, choice
 from fedpage.data.dataset import Dataset
 from fedpage.data.partition import Partition, by_id
 from fedpage.data.registry import load
+from fedpage.engine.round import AnyEngine
 from fedpage.engine.simulate import Simulation
 from fedpage.inference.design import INTERCEPT, Design, column_sums, make_design, standardise
 from fedpage.inference.result import Covariance, Family, FitResult
@@ -35,7 +36,7 @@ _SEPARATED = 1e-6
 """The least eigenvalue of the Hessian in units of that of the model with the intercept alone."""
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """Sums over all rows of all sites of what the covariates have no part in."""
 
     rows: int
@@ -117,9 +118,23 @@ def fit(
         raise InputError('fit: "cox" needs time and event, or label=("time", "event") for a table')
     design = make_design(data, dict(reference or {}), intercept and not is_cox)
     problem, design, outcome = _make_problem(data, family, partition, design, (time, event, ties))
-    newton = _Newton(problem, family, design, outcome)
-    newton.run(max_exchanges)
-    return newton.result(data, covariance)
+    simulation = Simulation(problem, Newton(), seed=0)
+    newton = NewtonFit(simulation, family, design, outcome.rows, outcome)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(max_exchanges + 1):
+            simulation.step()
+            if newton.is_done():
+                floats = (2 * len(design.names) + 5) * problem.N
+                return newton.result(data.classes, problem, covariance, floats)
+    raise InputError(f"fit: {no_maximum(max_exchanges)}")
+
+
+def no_maximum(exchanges: int) -> str:
+    """Return the sentence about a fit that does not end."""
+    return (
+        f"no maximum of the likelihood after {exchanges} exchanges; look for columns of extreme "
+        "values, or leave columns out"
+    )
 
 
 def _load(
@@ -154,7 +169,7 @@ def outcomes(data: Dataset) -> Vector:
 
 def _make_problem(
     data: Dataset, family: Family, partition: Partition, design: Design, survival: Any
-) -> tuple[LinearModel | CoxModel, Design, _Outcome]:
+) -> tuple[LinearModel | CoxModel, Design, Outcome]:
     """Standardise the columns by the sites' sums, and make the problem and its outcome's sums."""
     matrix = data.matrix if isinstance(data.matrix, np.ndarray) else data.matrix.to_scipy()
     order, ptr = partition.order, partition.ptr
@@ -167,20 +182,20 @@ def _make_problem(
     if family == "cox":
         time, event, ties = survival
         cox = CoxModel(columns, time, event, partition, ties=ties)
-        return cox, design, _Outcome(n, 0.0, 0.0, 0.0, 0.0)
+        return cox, design, Outcome(n, 0.0, 0.0, 0.0, 0.0)
     if family == "logistic":
         y = data.y
         if set(np.unique(y).tolist()) != {-1.0, 1.0}:
             raise InputError(f"{data.name}: logistic regression needs outcomes of two kinds")
         positive = float((y[order] > 0).sum())
-        sums_of_b = _Outcome(n, positive, positive, 0.0, 0.0)
+        sums_of_b = Outcome(n, positive, positive, 0.0, 0.0)
     else:
         y = outcomes(data)
         b = y[order]
         logs = (float(gammaln(b + 1).sum()), float(xlogy(b, b).sum())) if family == "poisson" else (
             0.0, 0.0,
         )  # fmt: skip
-        sums_of_b = _Outcome(n, float(b.sum()), float(b @ b), *logs)
+        sums_of_b = Outcome(n, float(b.sum()), float(b @ b), *logs)
         columns = replace(columns, y=y, classes=None)
     model = LinearModel(
         columns, partition, loss=_LOSSES[family], reg="none", intercept=design.intercept,
@@ -189,45 +204,68 @@ def _make_problem(
     return model, design, sums_of_b
 
 
-class _Newton:
-    """A fit in progress: exchanges of Newton's method, and what they say about the columns."""
+class NewtonFit:
+    """A fit in progress: what the exchanges of Newton's method say about the columns.
+
+    Args:
+        engine: The engine, which runs `Newton` with the weights "size".
+        family: The family.
+        design: The columns.
+        rows: The number of rows at all sites.
+        outcome: The sums of the outcomes. If None, they follow from the first exchange, at x = 0.
+
+    Raises:
+        InputError: If there are too few rows.
+    """
 
     def __init__(
-        self, problem: LinearModel | CoxModel, family: Family, design: Design, outcome: _Outcome
+        self, engine: AnyEngine, family: Family, design: Design, rows: int, outcome: Outcome | None
     ) -> None:
-        self.problem, self.family, self.design, self.outcome = problem, family, design, outcome
-        self.simulation = Simulation(problem, Newton(), seed=0)
-        self.null_loss = 0.0
+        self.engine, self.family, self.design, self.rows = engine, family, design, rows
+        self.outcome = outcome
+        self.first: tuple[float, Vector, Vector] | None = None
+        """The first exchange's loss, gradient (d,) and triangle of the Hessian."""
+        self.constants: tuple[float, ...] = (0.0, 0.0)
+        """The sums of log b! and b log b, for counts b whose sums are not in `outcome`."""
+        if rows <= len(design.parameters):
+            raise InputError(
+                f"fit: {rows} rows are too few for {len(design.parameters)} parameters; "
+                "leave columns out"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the parameters."""
         return self.design.parameters
 
-    def run(self, max_exchanges: int) -> None:
-        """Exchange until the log-likelihood is at its maximum."""
-        n, run = self.outcome.rows, self.simulation
-        if n <= self.problem.d:
-            raise InputError(
-                f"fit: {n} rows are too few for {self.problem.d} parameters; leave columns out"
-            )
-        with np.errstate(over="ignore", invalid="ignore"):
-            run.step()
-            H0 = unpack(run.state.H)
-            self.null_loss = run.state.f
-            self._check_collinear(H0)
-            null = self._null_hessian(H0)
-            for _ in range(max_exchanges):
-                scale = 2.0 * run.state.f if self.family == "gaussian" else 1.0
-                if n * run.state.decrement <= _CONVERGED * scale:
-                    return
-                run.step()
-                if null is not None:
-                    self._check_separated(unpack(run.state.H), null, run.state.base)
-        raise InputError(
-            f"fit: no maximum of the likelihood after {max_exchanges} exchanges; look for columns "
-            "of extreme values, or leave columns out"
-        )
+    def is_done(self) -> bool:
+        """Look at the newest exchange, and return whether the likelihood is at its maximum.
+
+        Raises:
+            InputError: If columns are collinear, or separate the outcomes.
+        """
+        state = self.engine.state
+        if state.t == 0.0:  # before the first exchange
+            return False
+        if self.first is None:
+            if self.family == "cox" and state.f == 0.0:
+                raise InputError("fit: no row ended with an event")
+            self.first = state.f, state.g, state.H
+            self._check_collinear(unpack(state.H))
+        elif (null := self._null_hessian(unpack(self.first[2]))) is not None:
+            self._check_separated(unpack(state.H), null, state.base)
+        scale = 2.0 * state.f if self.family == "gaussian" else 1.0
+        return bool(self.rows * state.decrement <= _CONVERGED * scale)
+
+    def sums(self) -> Outcome:
+        """Return the sums of the outcomes, by the gradient of the intercept at x = 0 if need be."""
+        if self.outcome is not None:
+            return self.outcome
+        assert self.first is not None
+        f, g, _ = self.first
+        at_zero = {"logistic": 0.5, "poisson": 1.0}.get(self.family, 0.0)
+        total = self.rows * (at_zero - float(g[-1]))
+        return Outcome(self.rows, total, 2.0 * self.rows * f, *self.constants)
 
     def _check_collinear(self, H: Vector) -> None:
         unit = 1.0 / np.sqrt(np.maximum(np.diag(H), 1e-300))
@@ -240,7 +278,7 @@ class _Newton:
 
     def _null_hessian(self, H0: Vector) -> Vector | None:
         """Return the Hessian of the model with the intercept alone, or None if it is not known."""
-        mean = self.outcome.total / self.outcome.rows
+        mean = self.sums().total / self.rows
         if self.family == "logistic":
             return H0 * 4.0 * mean * (1.0 - mean)
         if self.family == "poisson":
@@ -265,39 +303,48 @@ class _Newton:
         chosen = [self.names[i] for i in np.argsort(-parts) if parts[i] > 0.3 * parts.max()]
         return [name for name in chosen if name != INTERCEPT][:6] or [INTERCEPT]
 
-    def result(self, data: Dataset, covariance: Covariance) -> FitResult:
-        """Return estimates and covariance in the units of the data."""
-        state, n, d, family = self.simulation.state, self.outcome.rows, self.problem.d, self.family
+    def result(
+        self, classes: tuple[Any, ...] | None, problem: LinearModel | CoxModel | None = None,
+        covariance: Covariance = "model", floats: int = 0,
+    ) -> FitResult:  # fmt: skip
+        """Return estimates and covariance in the units of the data.
+
+        Args:
+            classes: The two outcomes of a logistic regression.
+            problem: The problem, which other covariances than "model" need.
+            covariance: "model", "HC0" or "cluster".
+            floats: The numbers that all sites sent before the first exchange, in one exchange.
+        """
+        engine, n, d, family = self.engine, self.rows, len(self.names), self.family
+        state, N = engine.state, engine.N
         deviance, null_deviance, llf, llnull = self._likelihoods(n * state.f)
         scale = deviance / (n - d) if family == "gaussian" and deviance is not None else 1.0
         bread = np.linalg.inv(n * unpack(state.H))
-        cov = scale * bread
-        exchanges, warnings = 1 + self.simulation.costs.round, []
-        floats = (2 * len(self.design.names) + 5) * self.problem.N
-        if covariance != "model":
-            meat, note = self._meat(state.base, covariance, n, d)
+        cov, warnings = scale * bread, []
+        exchanges = engine.costs.round + (floats > 0)
+        if problem is not None and covariance != "model":
+            meat, note = self._meat(problem, state.base, covariance, n, d)
             cov = bread @ meat @ bread
-            exchanges, floats = exchanges + 1, floats + d * (d + 1) // 2 * self.problem.N
+            exchanges, floats = exchanges + 1, floats + d * (d + 1) // 2 * N
             warnings += [note] if note else []
         T = self.design.back()
-        costs = self.simulation.costs
         return FitResult(
             family=family, names=self.names, params=T @ state.base, covariance=covariance,
-            nobs=n, sites=self.problem.N, llf=llf, llnull=llnull, deviance=deviance,
+            nobs=n, sites=N, llf=llf, llnull=llnull, deviance=deviance,
             null_deviance=null_deviance, scale=scale,
-            events=int(self.problem.events.sum()) if isinstance(self.problem, CoxModel) else None,
-            exchanges=exchanges, bytes_up=costs.bytes_up + 8 * floats,
-            bytes_down=costs.bytes_down, factors=self.design.factors, design=self.design,
-            classes=data.classes if family == "logistic" else None, warnings=tuple(warnings),
+            events=int(problem.events.sum()) if isinstance(problem, CoxModel) else None,
+            exchanges=exchanges, bytes_up=engine.costs.bytes_up + 8 * floats,
+            bytes_down=engine.costs.bytes_down, factors=self.design.factors, design=self.design,
+            classes=classes if family == "logistic" else None, warnings=tuple(warnings),
             _cov=T @ cov @ T.T,
         )  # fmt: skip
 
     def _likelihoods(self, loss: float) -> tuple[float | None, float | None, float, float]:
         """Return the deviance, that of the intercept alone, and both log-likelihoods."""
-        n, total, squares, log_factorials, logs = self.outcome
+        n, total, squares, log_factorials, logs = self.sums()
         mean = total / n if n else 0.0
         if self.family == "cox":
-            return None, None, -loss, -n * self.null_loss
+            return None, None, -loss, -n * (self.first[0] if self.first else 0.0)
         if self.family == "gaussian":
             rss, tss = 2.0 * loss, squares - (total * mean if self.design.intercept else 0.0)
             half = -0.5 * n
@@ -313,9 +360,10 @@ class _Newton:
         llnull = float(xlogy(total, mean)) - total - log_factorials
         return 2.0 * (logs - total + loss), null, -loss - log_factorials, llnull
 
-    def _meat(self, x: Vector, covariance: Covariance, n: int, d: int) -> tuple[Vector, str]:
+    def _meat(
+        self, problem: LinearModel | CoxModel, x: Vector, covariance: Covariance, n: int, d: int
+    ) -> tuple[Vector, str]:
         """Return the middle of the sandwich, and a warning."""
-        problem = self.problem
         if covariance == "cluster":
             clients = np.arange(problem.N)
             scores = problem.evaluate_clients(clients, x).gradients * (n / problem.N)

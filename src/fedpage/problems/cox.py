@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from copy import copy
+from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedpage.core.errors import InputError
 from fedpage.core.jit import compile_kernel
@@ -117,6 +118,7 @@ class CoxModel(RowProblem):
         super().__init__(self.partition.sizes, data.features, weights=weights)
         times, events = _check_outcomes(self.name, data.rows, time, event)
         X = data.matrix if isinstance(data.matrix, np.ndarray) else data.matrix.to_scipy().toarray()
+        self._events = events
         self.events = np.zeros(self.N, dtype=np.int64)
         """The events of each client, (N,)."""
         self._strata = []
@@ -127,8 +129,16 @@ class CoxModel(RowProblem):
             last = np.searchsorted(-sorted_times, -sorted_times, side="right") - 1
             self.events[client] = died.sum()
             self._strata.append((np.ascontiguousarray(X[rows] - X[rows].mean(0)), last, died))
-        if not self.events.any():
-            raise InputError(f"{self.name}: no row ended with an event")
+
+    def events_of(self, client: int) -> NDArray[np.bool_]:
+        """Return which rows of a client ended with an event, (M_i,), in the order of the data."""
+        return np.asarray(self._events[self.partition.rows(client)])
+
+    def rescale(self, factor: float) -> Self:
+        """Return the problem with every client's objective multiplied by a factor."""
+        twin = copy(self)
+        twin._scale = self._scale * factor
+        return twin
 
     def _evaluate(self, client: int, x: Vector, order: int) -> tuple[float, Vector, Vector]:
         """Return the client's f_i, its gradient (d,) and its Hessian (d, d), up to an order."""
