@@ -3,6 +3,7 @@
 All processes listen on 127.0.0.1 only.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -12,8 +13,10 @@ import warnings
 from pathlib import Path
 
 import fast_flower
+import numpy as np
 import pytest
 from fast_flower import wait_until, write_programs
+from sklearn.datasets import load_breast_cancer
 
 import fedpage as fp
 from fedpage.flower.deploy.keys import create_keys
@@ -158,6 +161,41 @@ def test_a_deployment_has_equal_bits_and_refuses_unauthorised_nodes(tmp_path, si
             pid for one in federation.processes.values() for pid in find_descendants(one.pid)
         }
     wait_until(lambda: not any(map(_alive, started)), 30)
+
+
+@pytest.mark.slow
+def test_a_fit_on_processes_equals_the_pooled_file(tmp_path):
+    """The sites have tables of their own; one fit is in clear, one by secure aggregation."""
+    sm = pytest.importorskip("statsmodels.api", reason="statsmodels is not installed")
+    X, y = load_breast_cancer(return_X_y=True)
+    grade = np.where(X[:, 9] < 0.058, "a", np.where(X[:, 9] < 0.065, "b", "c"))
+    sites = np.split(np.arange(len(y)), [205, 388])
+    nodes = []
+    for site, rows in enumerate(sites):
+        path = tmp_path / f"site{site}.csv"
+        lines = [f"{X[i, 1]},{X[i, 8]},{grade[i]},{y[i]}" for i in rows]
+        path.write_text("\n".join(["texture,symmetry,grade,benign", *lines]) + "\n")
+        own = {"partition-id": site, "data": str(path), "share-statistics": True}
+        own |= {"most-exchanges": 20}  # of both fits
+        nodes.append(own | {"client-state-dir": str(tmp_path / f"state{site}")})
+    fit = {
+        "family": "logistic", "label": "benign", "classes": "0,1", "categories": "grade",
+        "data": "", "clients": 3, "rounds": 30, "poll": 0.2,
+    }  # fmt: skip
+    secure = {"aggregation": "secure:bound=100", "standardise": "true"}
+    with FastFederation(tmp_path / "home", nodes) as federation:
+        for name, more in (("clear", {}), ("secure", secure)):
+            federation.submit(APP, **fit, **more, out=str(tmp_path / name))
+            wait_until(lambda name=name: (tmp_path / name / "model.json").exists(), 200)
+    levels = [(grade == level).astype(float) for level in ("b", "c")]
+    design = np.column_stack([X[:, [1, 8]], *levels, np.ones(len(y))])
+    expected = sm.GLM(y, design, family=sm.families.Binomial()).fit(tol=1e-14, maxiter=200)
+    for name in ("clear", "secure"):
+        table = json.loads((tmp_path / name / "fit.json").read_text())
+        rows = table["coefficients"]
+        np.testing.assert_allclose([row["coef"] for row in rows], expected.params, rtol=1e-6)
+        np.testing.assert_allclose([row["std err"] for row in rows], expected.bse, rtol=1e-6)
+        assert table["log-likelihood"] == pytest.approx(expected.llf, rel=1e-9)
 
 
 def _alive(pid):

@@ -64,6 +64,10 @@ class SiteFit:
             put(path, buffer.getvalue())
         return "the likelihood is at its maximum" if is_done else None
 
+    def explain(self) -> None:
+        """Raise an InputError that names the columns that probably keep the fit from its end."""
+        self._fit.explain()
+
     def write(self, classes: tuple[Any, ...] | None) -> FitResult:
         """Write the table as text, Markdown, LaTeX, CSV and JSON, and return the result.
 
@@ -71,6 +75,7 @@ class SiteFit:
             InputError: If the likelihood is not at its maximum.
         """
         if not self._fit.is_done():
+            self.explain()
             raise InputError(f"fit: {no_maximum(self._config.rounds)}")
         result = self._fit.result(classes)
         for suffix in (".txt", ".md", ".tex", ".csv", ".json"):

@@ -184,6 +184,8 @@ class FedpageStrategy(Strategy):
         observers = [*make_observers(config, self._out, own), *self._callbacks]
         self.history = self._run(engine, history, fit or stop, nodes, agreement, observers)
         log.info("fedpage: %s; %r", self.history.stop_text, self.history)
+        if fit is not None and not self.history.ended:
+            fit.explain()
         is_whole = self.history.ended and not self.history.diverged
         if is_whole and own is None and not config.data:
             self.fit = None if fit is None else fit.write(schema.labels or None)

@@ -32,6 +32,8 @@ _CONVERGED = 1e-14
 standard errors away."""
 _COLLINEAR = 1e-10
 """The least eigenvalue of the Hessian at 0, in units of its diagonal."""
+_NEARLY_SEPARATED = 1e-3
+"""The same for a fit that did not end."""
 _SEPARATED = 1e-6
 """The least eigenvalue of the Hessian in units of that of the model with the intercept alone."""
 
@@ -126,6 +128,7 @@ def fit(
             if newton.is_done():
                 floats = (2 * len(design.names) + 5) * problem.N
                 return newton.result(data.classes, problem, covariance, floats)
+    newton.explain()
     raise InputError(f"fit: {no_maximum(max_exchanges)}")
 
 
@@ -285,12 +288,24 @@ class NewtonFit:
             return H0 * mean
         return H0 if self.family == "cox" else None
 
-    def _check_separated(self, H: Vector, null: Vector, x: Vector) -> None:
+    def explain(self) -> None:
+        """Raise an InputError that names the columns that probably keep the fit from its end."""
+        if (
+            self.first is not None
+            and (null := self._null_hessian(unpack(self.first[2]))) is not None
+        ):
+            state = self.engine.state
+            self._check_separated(unpack(state.H), null, state.base, _NEARLY_SEPARATED)
+
+    def _check_separated(
+        self, H: Vector, null: Vector, x: Vector, least: float = _SEPARATED
+    ) -> None:
         """Refuse outcomes that a direction separates: x grows along it without end."""
         values, vectors = eigh(H, null)
-        if values[0] < _SEPARATED:
-            flat = vectors[:, 0] * np.sqrt(np.diag(null))  # where the likelihood is flat
-            names = min(self._largest(flat), self._largest(x), key=len)
+        if values[0] < least:
+            units = np.sqrt(np.diag(null))
+            flat = vectors[:, 0] * units  # where the likelihood is flat
+            names = min(self._largest(flat), self._largest(x * units), key=len)
             what = "the outcomes" if self.family == "logistic" else "rows without events"
             raise InputError(
                 f"fit: {', '.join(names)} separates {what} exactly, so its estimate is infinite; "

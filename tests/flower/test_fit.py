@@ -1,0 +1,304 @@
+"""A fit with standard errors over the sites' own tables equals the pooled analysis."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from faults import AWAY, At
+
+import fedpage as fp
+from fedpage.flower import disclosure
+from fedpage.flower.agreement import Agreement
+from fedpage.flower.gathering import StartFailed
+from fedpage.flower.secure_aggregation import protocol
+
+SIZES = (260, 230, 300)
+OUTCOMES = {
+    "logistic": {"label": "ill", "classes": "0,1"},
+    "gaussian": {"label": "bmi"},
+    "poisson": {"label": "visits"},
+    "cox": {"label": "days", "event": "died"},
+}
+ALL = {"ill", "visits", "days", "died"}
+
+
+def patients(site):
+    """Return the columns of a site's patients, with columns of unlike units."""
+    rng, n = np.random.default_rng(site), SIZES[site]
+    age = np.round(rng.normal(55 + 5 * site, 12, n), 1)
+    stage = rng.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2])
+    sex = rng.choice(["f", "m"], n)
+    risk = 0.06 * (age - 60) + 0.8 * (stage == "III") + 0.4 * (sex == "m")
+    return {
+        "age": age,
+        "bmi": np.round(rng.normal(26, 4, n), 1),
+        "income": np.round(rng.normal(5e4, 1e4, n)),
+        "stage": stage,
+        "sex": sex,
+        "ill": (rng.random(n) < 1 / (1 + np.exp(-risk))).astype(int),
+        "visits": rng.poisson(np.exp(0.5 + 0.4 * risk)),
+        "days": np.ceil(rng.exponential(200 * np.exp(-risk))),
+        "died": (rng.random(n) < 0.7).astype(int),
+    }
+
+
+def used(table, family):
+    """Return the columns of a family's model: its outcomes, and not those of others."""
+    own = {OUTCOMES[family]["label"], OUTCOMES[family].get("event")}
+    return {name: values for name, values in table.items() if name in own or name not in ALL}
+
+
+def write(path, table):
+    with path.open("w", newline="") as file:
+        rows = zip(*(column.tolist() for column in table.values()), strict=True)
+        csv.writer(file).writerows([list(table), *rows])
+
+
+@pytest.fixture
+def fit(federate, tmp_path):
+    """Return a function that fits a family over three sites, and returns the strategy."""
+
+    def run(family="logistic", tables=None, node=None, name="fit", trained=False, **changes):
+        nodes = []
+        for site, table in enumerate(tables or [used(patients(i), family) for i in range(3)]):
+            write(tmp_path / f"{name}{site}.csv", table)
+            own = {"partition-id": site, "data": str(tmp_path / f"{name}{site}.csv")}
+            own |= {"client-state-dir": str(tmp_path / f"state{site}"), "share-statistics": True}
+            nodes.append(own | (node or {}))
+        settings: dict = {"categories": "stage; sex", "rounds": 30, "data": ""}
+        settings |= {} if trained else {"family": family}
+        settings |= OUTCOMES[family] | {"clients": len(nodes), "out": str(tmp_path / name)}
+        return federate(nodes=nodes, **(settings | changes))
+
+    return run
+
+
+def pooled(family, **options):
+    tables = [used(patients(i), family) for i in range(3)]
+    rows = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    rows["site"] = np.repeat(["a", "b", "c"], SIZES)
+    outcome = OUTCOMES[family]
+    label = (outcome["label"], "died") if family == "cox" else outcome["label"]
+    return fp.fit(rows, family, label=label, client="site", **options)
+
+
+@pytest.mark.parametrize("family", OUTCOMES)
+def test_a_federation_fits_what_the_pooled_rows_give(fit, family, tmp_path):
+    found, expected = fit(family).fit, pooled(family)
+    assert found.names == expected.names
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-9)
+    np.testing.assert_allclose(found.cov_params(), expected.cov_params(), rtol=1e-8)
+    for name in ("llf", "llnull", "aic", "deviance", "null_deviance", "scale"):
+        if getattr(expected, name) is not None:
+            assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-10)
+    assert found.wald_test("stage") == pytest.approx(expected.wald_test("stage"), rel=1e-7)
+    assert json.loads((tmp_path / "fit" / "fit.json").read_text())["rows"] == sum(SIZES)
+    assert "stage=III" in (tmp_path / "fit" / "fit.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"standardise": True, "aggregation": "secure:bound=100"},
+        {"standardise": True, "ties": "breslow", "family": "cox"},
+        {"categories": "stage=I|II|III; sex=f|m", "reference": "stage=II; sex=m"},
+    ],
+)
+def test_secure_standardised_and_named_fits_are_the_same(fit, changes):
+    family = changes.get("family", "logistic")
+    options: dict = {"ties": "breslow"} if family == "cox" else {}
+    if "reference" in changes:
+        options["reference"] = {"stage": "II", "sex": "m"}
+    found, expected = fit(**changes).fit, pooled(family, **options)
+    assert found.names == expected.names
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-9)
+    np.testing.assert_allclose(found.bse, expected.bse, rtol=1e-9)
+
+
+def test_a_killed_fit_resumes_with_equal_bits(fit, tmp_path):
+    whole = fit("cox", name="whole").fit
+    fit("cox", kill=2)
+    found = fit("cox").fit
+    assert found.params.tobytes() == whole.params.tobytes()
+    assert found.llnull == whole.llnull
+    with pytest.raises(fp.InputError, match="finished"):
+        fit("cox")
+
+
+def test_the_model_predicts_new_rows(fit, run, tmp_path):
+    expected = pooled("logistic")
+    found = fit().fit
+    rows = {name: values[:4] for name, values in used(patients(1), "logistic").items()}
+    model = fp.load_federated(tmp_path / "fit")
+    margins = rows["age"] * 0.0 + expected.params[-1]
+    for name, b in zip(expected.names[:-1], expected.params, strict=False):
+        column, _, level = name.partition("=")
+        margins = margins + b * (rows[column] == level if level else rows[column])
+    odds = 1 / (1 + np.exp(-margins))
+    np.testing.assert_allclose(model.predict_proba(rows)[:, 1], odds, rtol=1e-8)
+    assert model.predict(rows).tolist() == (odds > 0.5).astype(int).tolist()
+    assert model.names == found.names[:-1]
+    del rows["ill"]
+    write(tmp_path / "new.csv", rows)
+    code, out, _ = run("deploy", "predict", "fit", "new.csv", "--out", "found.csv")
+    assert code == 0
+    assert "4 predictions" in out
+    table = (tmp_path / "found.csv").read_text().splitlines()
+    assert table[0] == "prediction,p(0),p(1)"
+    np.testing.assert_allclose([float(line.split(",")[2]) for line in table[1:]], odds, rtol=1e-8)
+
+
+def test_models_of_ordinary_runs_predict_too(fit, tmp_path):
+    ordinary = fit(
+        name="plain", trained=True, method="fedavg", hyper="S=3 K=2 eta_l=0.01",
+        standardise=True, **{"record-every": 0, "objective": "logistic-l2", "intercept": True},
+    )  # fmt: skip
+    model = fp.load_federated(tmp_path / "plain")
+    assert ordinary.fit is None
+    assert model.classes == (0, 1)
+    assert "stage=I" in model.names  # all categories: there is a regulariser
+    rows = used(patients(0), "logistic")
+    assert np.mean(model.predict(rows) == rows["ill"]) > 0.6
+
+
+# Categories
+
+
+def replaced(column, count, word):
+    """Return a column of text whose first cells are a word."""
+    return np.array([word] * count + column[count:].tolist())
+
+
+def test_rare_categories_are_not_told_and_not_used(fit, tmp_path, node_log):
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    tables[1]["stage"] = replaced(tables[1]["stage"], 3, "secret")
+    run = fit(tables=tables, retries=0, patience=1, **{"full-retries": 0})
+    assert run.fit is None
+    assert run.history.stop_reason is fp.StopReason.ROUND_FAILED
+    text = (tmp_path / "fit" / "agreement.json").read_text()
+    assert dict(Agreement.from_text(text).levels)["stage"] == ("I", "II", "III")
+    assert "secret" not in text
+    (event,) = [e["text"] for e in run.history.events if "bad-category" in e["text"]][:1]
+    assert "secret" in node_log(event.rpartition(" ")[2].rstrip(")"))
+
+
+def test_a_category_that_one_site_has_often_is_agreed(fit):
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    tables[1]["stage"] = replaced(tables[1]["stage"], 80, "IV")
+    assert "stage=IV" in fit(tables=tables).fit.names
+
+
+# What a site refuses
+
+
+def refused(fit, node_log, run=None, **options):
+    """Return what the node's log says about the first refusal of a fit."""
+    try:
+        strategy = fit(retries=0, patience=1, **{"full-retries": 0}, **options)
+        text = next(e["text"] for e in strategy.history.events if "node's log" in e["text"])
+    except StartFailed as error:
+        text = error.problems[0]
+    return node_log(text.rpartition(" ")[2].rstrip(")"))
+
+
+@pytest.mark.parametrize(
+    ("node", "changes", "what"),
+    [
+        ({"hessians": "never"}, {}, "never"),
+        ({"hessians": "secure"}, {}, "secure"),
+        ({"least-rows": 500}, {}, "500 are needed"),
+        ({"most-exchanges": 40}, {}, "360 are needed"),
+        ({"least-cell": 60}, {"categories": "stage=I|II|III; sex=f|m"}, "60 are needed"),
+        ({"most-exchanges": 2}, {}, "have answered 2 exchanges"),
+        ({"share-statistics": False}, {"standardise": True}, "share-statistics"),
+    ],
+)
+def test_a_site_refuses_hessians_that_may_reveal_rows(fit, node_log, node, changes, what):
+    assert what in refused(fit, node_log, node=node, **changes)
+
+
+def test_rare_combinations_with_the_outcome_are_refused(fit, node_log):
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    rare = np.flatnonzero((tables[2]["sex"] == "m") & (tables[2]["ill"] == 1))[4:]
+    tables[2]["ill"][rare] = 0
+    named = {"categories": "stage=I|II|III; sex=f|m"}
+    assert "sex=m: 4 rows" in refused(fit, node_log, tables=tables, **named)
+
+
+def test_few_events_are_refused(fit, node_log):
+    tables = [used(patients(i), "cox") for i in range(3)]
+    tables[0]["died"][:] = 0
+    tables[0]["died"][:9] = 1
+    assert "9 events" in refused(fit, node_log, family="cox", tables=tables)
+
+
+def test_exchanges_are_counted_over_runs(fit, node_log):
+    exchanges = fit(name="one").fit.exchanges
+    node = {"most-exchanges": exchanges + 1}
+    assert fit(name="two", node=node).fit is not None  # the same models reveal nothing new
+    named = {"reference": "stage=II", "rounds": 30}
+    assert "have answered" in refused(fit, node_log, name="three", node=node, **named)
+
+
+def test_no_second_sum_at_a_model_over_other_sites(fit, node_log):
+    """The difference of a fit with a site and one without it would be that site's Hessian."""
+    secure = {"aggregation": "secure:bound=100,least=2", "standardise": True}
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    assert fit(name="all", tables=tables, **secure).fit is not None
+    assert "given before" in refused(fit, node_log, name="rest", tables=tables[:2], **secure)
+
+
+def test_a_sum_of_hessians_is_unmasked_whole_or_not_at_all(fit, node_log, monkeypatch):
+    """The nodes refuse a server that goes on without a client that was lost."""
+    secure = {"aggregation": "secure:bound=100,least=2", "standardise": True}
+    call = fp.Newton.call
+    monkeypatch.setattr(fp.Newton, "call", lambda *a: call(*a)._replace(require_all=False))
+    lost = At(AWAY, kind=protocol.TRAIN, clients=[1])
+    tables = [used(patients(i), "logistic") for i in (0, 1, 2, 0)]
+    assert "over all clients" in refused(fit, node_log, tables=tables, fault=lost, **secure)
+
+
+def test_public_data_is_not_guarded(federate):
+    run = federate(method="newton", hyper="", rounds=2, evaluation="none")
+    assert run.history.last("round") == 2
+    assert disclosure.sends_hessian(run.method)
+    assert not disclosure.sends_hessian(fp.FedAvg())
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rounds": 2}, "no maximum of the likelihood"),
+        ({"event": "died"}, "for cox the label is the time"),
+        ({"label": ""}, "label column"),
+        ({"data": "census"}, "own tables"),
+        ({"aggregation": "trimmed:share=0.1"}, "mean or secure"),
+        ({"min-clients": 2}, "min-clients"),
+        ({"reference": "stage=V"}, "no category 'V'"),
+        ({"reference": "age=3"}, "must name a category"),
+        ({"classes": ""}, "classes"),
+    ],
+)
+def test_wrong_fits_are_refused(fit, changes, what):
+    with pytest.raises(fp.InputError, match=what):
+        fit(**changes)
+
+
+def test_a_separating_column_is_named(fit):
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    for table in tables:
+        table["income"] = 1e4 + 1e3 * table["ill"] + table["age"]
+    with pytest.raises(fp.InputError, match="income separates"):
+        fit(tables=tables)
+
+
+def test_a_model_that_is_not_there_is_reported(tmp_path):
+    with pytest.raises(fp.InputError, match="no such file"):
+        fp.load_federated(tmp_path)
+    (tmp_path / "model.json").write_text('{"format": "other"}')
+    with pytest.raises(fp.InputError, match="not a model"):
+        fp.load_federated(tmp_path / "model.json")
