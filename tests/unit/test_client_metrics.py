@@ -263,6 +263,8 @@ def test_undefined_scores():
     assert math.isnan(scores["b"])
     assert "undefined" in str(scores)
     assert scores.worst == "a"
+    numbers = fp.Dataset.from_arrays(np.eye(4), np.arange(4.0))
+    assert fp.LeastSquares(numbers, 2).client_scores(np.zeros(4)).metric == "rmse"
     only = fp.LogisticRegression(data, fp.by_id(["b", "b", "b", "a"], min_rows=1))
     assert len(only.client_scores(np.zeros(4))) == 2
 
