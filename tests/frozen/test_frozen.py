@@ -37,12 +37,15 @@ def test_every_row_is_frozen():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_runs_have_the_frozen_bits(problem, row, tmp_path):
+    """Each row also runs with threads, and resumes, on one of the problems in turn."""
     if row not in freeze.rows_of(problem):
         pytest.skip("networks have no Hessians")
     made, expected = problem_of(problem), frozen(row, problem)
     assert freeze.run_digests(made, row) == expected
-    assert freeze.threaded_digest(made, row) == expected["plain"]
-    assert freeze.resumed_digest(made, row, tmp_path) == expected["plain"]
+    kinds = [kind for kind in freeze.PROBLEMS if row in freeze.rows_of(kind)]
+    if problem == kinds[list(ROWS).index(row) % len(kinds)]:
+        assert freeze.threaded_digest(made, row) == expected["plain"]
+        assert freeze.resumed_digest(made, row, tmp_path) == expected["plain"]
 
 
 @pytest.mark.parametrize("what", ["names", "help", "prints", "json"])

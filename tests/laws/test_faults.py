@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from rows import KINDS
-from support import after, methods, quadratic, refusal, uneven
+from support import after, make_method, quadratic, refusal, uneven
 
 import fedpage as fp
 from fedpage.callbacks.base import Event
@@ -16,7 +16,7 @@ from fedpage.engine.round import Engine
 from fedpage.engine.simulate import Simulation
 from fedpage.engine.transport import Chunk, Rejection, RoundFailed
 
-ALL = methods(4, 3, 0.1)
+ALL = {name: make_method(name, 4, 3, 0.1) for name in (*KINDS, "SCAFFOLD-II")}
 EVERY_FAULT = fp.Faults(
     dropout=0.3, lost=0.1, nan=0.1, infinite=0.1, shape=0.1, late=0.1, noise=0.5, deadline=2.0
 )
@@ -38,7 +38,7 @@ def costs(history):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in history.rows]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KINDS)
 def test_enough_retries_give_the_bits_of_a_run_without_faults(name):
     problem, method = uneven(), ALL[name]
     plain = simulate(problem, method)
