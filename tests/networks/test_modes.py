@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpage as fp
+from fedpage.core.random import RoundDraws
 
 SIZES = [6, 10, 4, 7]
 """Sizes of clients, none of which has a minibatch of one row at the end of an epoch."""
@@ -69,6 +70,17 @@ def test_the_modes_agree_to_rounding_and_each_repeats_its_bits(kind, method):
         np.testing.assert_allclose(run["grad_norm"], expected["grad_norm"], rtol=1e-10)
     other = fp.simulate(fast, method, rounds=4, seed=5)
     assert np.abs(other.x - expected.x).max() > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"batched": False}], ids=str)
+@pytest.mark.parametrize("kind", ["silobn", "dropout"])
+def test_products_have_the_masks_and_the_statistics_of_their_gradients(kind, options):
+    problem, h = PROBLEMS[kind](**options), 1e-6
+    oracle, v = problem.oracle(np.arange(4), RoundDraws(1, 2)), np.ones(problem.d)
+    batch = oracle.batch(4)
+    slopes = [oracle.grad(problem.x0 + sign * h * v, batch) for sign in (1, -1)]
+    products = oracle.hvp(problem.x0, v, batch)
+    np.testing.assert_allclose(products, (slopes[0] - slopes[1]) / (2 * h), atol=2e-7)
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
