@@ -1,6 +1,7 @@
-"""A deployment with real processes, TLS and keys, and Flower's simulation: equal bits.
+"""A deployment with real processes, TLS and keys: equal bits.
 
-All processes listen on 127.0.0.1 only.
+All processes listen on 127.0.0.1 only. examples/digits_on_flower.py, which tests/unit/test_docs.py
+runs, compares Flower's simulation with ours.
 """
 
 import json
@@ -22,7 +23,6 @@ import fedpage as fp
 from fedpage.flower.deploy.keys import create_keys
 from fedpage.flower.deploy.local_federation import (
     LocalFederation,
-    SimulatedFederation,
     find_free_ports,
 )
 from fedpage.flower.deploy.processes import find_descendants
@@ -204,18 +204,6 @@ def _alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@pytest.mark.slow
-def test_flowers_simulation_has_equal_bits(tmp_path, simulated_runs):
-    pytest.importorskip(
-        "ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'"
-    )
-    name = "scaffold"  # one method, because each run starts ray; SCAFFOLD has client state
-    with SimulatedFederation(tmp_path / "home", 3) as federation:
-        federation.submit(APP, **settings(name, tmp_path))
-        wait_until(lambda: ended(tmp_path / name))
-    assert fp.History.load(tmp_path / name / "history.jsonl").same(simulated_runs[name])
 
 
 def test_a_missing_flower_program_is_reported(tmp_path, monkeypatch):
