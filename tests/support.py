@@ -1,5 +1,6 @@
 """Oracles without fused kernels, and small problems, shared by the tests."""
 
+import errno
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -122,6 +123,24 @@ class KillAtWrite:
             result = function(*arguments, **options)
             self.may_kill()
             return result
+
+        return call
+
+
+class FullDisk:
+    """A disk that is full after so many writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 10**9
+        for name in ("fsync", "replace"):
+            monkeypatch.setattr(os, name, self._limit(getattr(os, name)))
+
+    def _limit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args)
 
         return call
 

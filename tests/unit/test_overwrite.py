@@ -1,13 +1,11 @@
 """Directories with runs: nothing is deleted by accident, and what a full disk advises works."""
 
-import errno
-import os
 import re
 import shlex
 import shutil
 
 import pytest
-from support import quadratic
+from support import FullDisk, quadratic
 
 import fedpage as fp
 from fedpage.runs.lock import DirectoryLock, RunInUse, is_in_use
@@ -116,24 +114,6 @@ def test_a_directory_is_locked_and_cleared(tmp_path):
 # --- a full disk ----------------------------------------------------------------------------------
 
 
-class Disk:
-    """A disk that is full after so many writes."""
-
-    def __init__(self, monkeypatch):
-        self.left = 10**9
-        for name in ("fsync", "replace"):
-            monkeypatch.setattr(os, name, self._limit(getattr(os, name)))
-
-    def _limit(self, function):
-        def call(*args):
-            self.left -= 1
-            if self.left < 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return function(*args)
-
-        return call
-
-
 STUDY = """
 rounds = 12
 seeds = 2
@@ -152,7 +132,7 @@ S = 4
 def test_what_a_full_disk_advises_works(run, tmp_path, monkeypatch, name, moments):
     (tmp_path / "study.toml").write_text(STUDY)
     words = COMMANDS.get(name, ["study", "run", "study.toml", "--store", "out", "--out", "report"])
-    disk, advised = Disk(monkeypatch), 0
+    disk, advised = FullDisk(monkeypatch), 0
     for writes in moments:
         disk.left = writes
         code, _, err = run(*words)

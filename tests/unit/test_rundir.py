@@ -1,9 +1,7 @@
 """The run directory: what it holds, what it refuses, and that a resumed run has the same bits."""
 
 import dataclasses
-import errno
 import json
-import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rows import KINDS
-from support import KillAtWrite, Killed, make_method, quadratic, refusal, uneven
+from support import FullDisk, KillAtWrite, Killed, make_method, quadratic, refusal, uneven
 
 import fedpage as fp
 from fedpage.callbacks.checkpointing import Checkpointing, request_interrupt
@@ -316,16 +314,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_run_resumes(tmp_path, monk
     arguments = {"rounds": 40, "seed": 3, "record_every": 5, "out": tmp_path}
     options = fp.RunOptions(checkpoint_every=7)
     whole = fp.simulate(problem, method, rounds=40, seed=3, record_every=5)
-    fsync = os.fsync
-    room = {"left": 12}
-
-    def fill(number):
-        room["left"] -= 1
-        if room["left"] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(number)
-
-    monkeypatch.setattr(os, "fsync", fill)
+    FullDisk(monkeypatch).left = 16
     with pytest.raises(
         OSError, match="No space left on device; the run is safe up to round 14: RunOptions"
     ):
