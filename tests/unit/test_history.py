@@ -220,7 +220,7 @@ def test_the_band_is_the_quantiles_over_seeds(runs):
 
 def test_nothing_to_draw_is_refused(runs, tmp_path):
     for nothing in ([], fp.History(), [fp.History()]):
-        assert "no histories" in refusal(plots.plot, nothing, tmp_path / "none.png")
+        assert "histor" in refusal(plots.plot, nothing, tmp_path / "none.png")
     for quantiles in ((-1, 3), (0.9, 0.1)):
         assert "quantiles" in refusal(plots.curves, runs, quantiles=quantiles)
     assert "no record" in refusal(fp.History().last, "loss")

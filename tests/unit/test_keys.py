@@ -88,10 +88,6 @@ COMMANDS = {
         "--fixed-grid", "--target", "0.001", "--rounds", "8", "--record-every", "4", "--seeds", "2",
         "--held-out-seeds", "2", "--out", "out",
     ], "out/trials.jsonl"),
-    "choose": ([
-        "choose", *OWN, "--methods", "mine.py@Mine", "--target", "0.5", "--no-codecs", "--rounds",
-        "40", "--seeds", "2", "--held-out-seeds", "5", "--jobs", "1", "--out", "out",
-    ], "out/trials.jsonl"),
 }  # fmt: skip
 """The words of a command, and where it keeps results: a directory each, or a line each."""
 
@@ -109,7 +105,7 @@ def count_results(run, files, command, what=""):
 
 @pytest.mark.parametrize(
     ("command", "what"),
-    [("study", "helper"), ("study", "data"), ("tune", "loss"), ("choose", "method")],
+    [("study", "helper"), ("study", "data"), ("tune", "loss"), ("tune", "method")],
 )
 def test_results_are_computed_again_after_an_edit(run, files, command, what):
     first = count_results(run, files, command, what)
