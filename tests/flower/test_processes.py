@@ -182,7 +182,7 @@ def test_a_fit_on_processes_equals_the_pooled_file(tmp_path):
         "family": "logistic", "label": "benign", "classes": "0,1", "categories": "grade",
         "data": "", "clients": 3, "rounds": 30, "poll": 0.2,
     }  # fmt: skip
-    secure = {"aggregation": "secure:bound=100", "standardise": "true"}
+    secure = {"aggregation": "secure:bound=100", "standardise": True}
     with FastFederation(tmp_path / "home", nodes) as federation:
         for name, more in (("clear", {}), ("secure", secure)):
             federation.submit(APP, **fit, **more, out=str(tmp_path / name))

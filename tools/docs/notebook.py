@@ -1,13 +1,14 @@
-"""Write examples/from_data_to_plot.ipynb with its outputs.
+"""Write the notebooks of examples/ with their outputs.
 
-    python tools/docs/notebook.py
+    python tools/docs/notebook.py from_data_to_plot
 
-A test runs the notebook again and compares the outputs.
+A test runs the notebooks again and compares the outputs.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-PATH = Path(__file__).resolve().parents[2] / "examples" / "from_data_to_plot.ipynb"
-CELLS = [
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+FROM_DATA_TO_PLOT = [
     """# From data to a plot
 
 This notebook compares three federated methods at equal communication. It needs
@@ -56,21 +57,72 @@ while the other methods stop at a floor.
 Next: the [documentation](../docs/index.md), a [method of your own](../docs/add-method.md), a
 [neural network](../docs/torch.md).""",
 ]
-"""The cells of the notebook."""
+THREE_HOSPITALS = [
+    """# Three hospitals
+
+Three hospitals want odds ratios of a complication and hazard ratios of death. No hospital may send
+its patients' rows away. This notebook simulates what they would get from a federation: the table of
+the pooled analysis, after a few exchanges of sums. It needs `pip install fedpage`.""",
+    """import numpy as np
+import polars as pl
+import fedpage as fp
+
+def patients(hospital, n, seed):  # invented
+    rng = np.random.default_rng(seed)
+    age = np.round(rng.normal(62 + 2 * seed, 11, n))
+    stage = rng.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2])
+    smoker = rng.choice(["no", "yes"], n, p=[0.7, 0.3])
+    risk = 0.04 * (age - 65) + 0.9 * (stage == "III") + 0.5 * (smoker == "yes")
+    days = rng.exponential(900 * np.exp(-risk))
+    columns = {"hospital": [hospital] * n, "age": age, "stage": stage, "smoker": smoker}
+    columns["complication"] = rng.binomial(1, 1 / (1 + np.exp(1 - risk)))
+    columns |= {"days": np.ceil(np.minimum(days, 1000)), "died": (days < 1000).astype(int)}
+    return pl.DataFrame(columns)
+
+sizes = {"Bern": 320, "Oslo": 410, "Rome": 230}
+for seed, (hospital, n) in enumerate(sizes.items()):
+    patients(hospital, n, seed).write_csv(f"{hospital}.csv")
+tables = pl.concat([pl.read_csv(f"{hospital}.csv") for hospital in sizes])
+tables.head(3)""",
+    """The column `hospital` says whose row each is. In the simulation the rows lie in one table,
+and every hospital computes sums over its own.""",
+    """result = fp.fit(tables.drop("days", "died"), label="complication", client="hospital")
+result""",
+    """print(result.ratios().round(3))  # odds ratios and their intervals
+print(result.wald_test("stage"))
+print(f"{result.exchanges} exchanges, {result.bytes_up + result.bytes_down:,} bytes")""",
+    """figure = result.plot()
+figure""",
+    """A Cox model has a baseline hazard for each hospital, and two outcomes: time and event.""",
+    """survival = fp.fit(
+    tables.drop("complication"), "cox", label=("days", "died"), client="hospital"
+)
+print(survival.summary(ratios=True))""",
+    """What would the pooled analysis give? All rows at one site are a federation of one.""",
+    """pooled = tables.drop("days", "died", "hospital").with_columns(site=pl.lit("all"))
+same = fp.fit(pooled, label="complication", client="site")
+print(np.abs(same.params / result.params - 1).max() < 1e-6)
+print(np.abs(same.bse / result.bse - 1).max() < 1e-6)""",
+    """Next: [the same on a federation](../docs/fit.md#on-a-federation), where each hospital checks
+what may leave it, and [the script](three_hospitals.py) that does so on one machine.""",
+]
+NOTEBOOKS = {"from_data_to_plot": FROM_DATA_TO_PLOT, "three_hospitals": THREE_HOSPITALS}
+"""The cells of each notebook."""
 
 
 def is_text(cell: str) -> bool:
     """Return whether a cell is Markdown."""
-    return cell.startswith(("# ", "Divide", "What", "The curves"))
+    words = ("# ", "Divide", "What", "The c", "A Cox", "Next")
+    return cell.startswith(words)
 
 
-def create() -> NotebookNode:
-    """Return the notebook without outputs."""
+def create(name: str) -> NotebookNode:
+    """Return a notebook without outputs."""
     import nbformat
 
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     book = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})
-    for number, cell in enumerate(CELLS):
+    for number, cell in enumerate(NOTEBOOKS[name]):
         new = (
             nbformat.v4.new_markdown_cell(cell)
             if is_text(cell)
@@ -112,5 +164,6 @@ def outputs(book: NotebookNode) -> list[str]:
 if __name__ == "__main__":
     import nbformat
 
-    nbformat.write(execute(create()), PATH)
-    print(PATH)
+    for name in sys.argv[1:] or NOTEBOOKS:
+        nbformat.write(execute(create(name)), FOLDER / f"{name}.ipynb")
+        print(f"examples/{name}.ipynb")
