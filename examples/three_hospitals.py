@@ -27,8 +27,8 @@ def patients(hospital: str, seed: int) -> pl.DataFrame:
     age = np.round(rng.normal(62 + 2 * seed, 11, n))
     stage = rng.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2])
     smoker = rng.choice(["no", "yes"], n, p=[0.7, 0.3])
-    risk = 0.04 * (age - 65) + 0.9 * (stage == "III") + 0.5 * (smoker == "yes")
-    days = rng.exponential(900 * np.exp(-risk))
+    risk = 0.03 * (age - 65) + 0.7 * (stage == "III") + 0.5 * (smoker == "yes")
+    days = rng.exponential(1500 * np.exp(-risk))
     return pl.DataFrame(
         {
             "hospital": [hospital] * n,
@@ -56,7 +56,10 @@ def fit_on_flower(home: Path, tables: dict[str, pl.DataFrame], models: dict) -> 
             app.mkdir()
             (app / "pyproject.toml").write_text(change_app(settings))
             federation.submit(app, out=str(home / name), poll=0.05)
+        end = time.monotonic() + 300
         while not all((home / name / "model.json").exists() for name in models):
+            if time.monotonic() > end:
+                raise SystemExit(federation.log("superlink"))
             time.sleep(0.2)
     return {name: json.loads((home / name / "fit.json").read_text()) for name in models}
 

@@ -72,8 +72,8 @@ def patients(hospital, n, seed):  # invented
     age = np.round(rng.normal(62 + 2 * seed, 11, n))
     stage = rng.choice(["I", "II", "III"], n, p=[0.5, 0.3, 0.2])
     smoker = rng.choice(["no", "yes"], n, p=[0.7, 0.3])
-    risk = 0.04 * (age - 65) + 0.9 * (stage == "III") + 0.5 * (smoker == "yes")
-    days = rng.exponential(900 * np.exp(-risk))
+    risk = 0.03 * (age - 65) + 0.7 * (stage == "III") + 0.5 * (smoker == "yes")
+    days = rng.exponential(1500 * np.exp(-risk))
     columns = {"hospital": [hospital] * n, "age": age, "stage": stage, "smoker": smoker}
     columns["complication"] = rng.binomial(1, 1 / (1 + np.exp(1 - risk)))
     columns |= {"days": np.ceil(np.minimum(days, 1000)), "died": (days < 1000).astype(int)}
@@ -91,8 +91,7 @@ result""",
     """print(result.ratios().round(3))  # odds ratios and their intervals
 print(result.wald_test("stage"))
 print(f"{result.exchanges} exchanges, {result.bytes_up + result.bytes_down:,} bytes")""",
-    """figure = result.plot()
-figure""",
+    """result.plot()  # a forest plot""",
     """A Cox model has a baseline hazard for each hospital, and two outcomes: time and event.""",
     """survival = fp.fit(
     tables.drop("complication"), "cox", label=("days", "died"), client="hospital"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def repr_settings(value: object) -> str:
@@ -79,3 +84,18 @@ def html_description(value: Any) -> str:
     """
     facts = {key: fact for key, fact in value.describe().items() if not key.endswith("digest")}
     return html_table(repr(value), (), facts.items())
+
+
+def new_figure(**options: Any) -> Figure:
+    """Return an empty figure of matplotlib, which a notebook shows although pyplot did not make it.
+
+    Args:
+        options: The arguments of `matplotlib.figure.Figure`.
+    """
+    from matplotlib.figure import Figure
+
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    formatters = getattr(shell, "display_formatter", None)
+    if formatters and not any(Figure in f.type_printers for f in formatters.formatters.values()):
+        import_module("IPython.core.pylabtools").select_figure_formats(shell, {"png"})
+    return Figure(**options)

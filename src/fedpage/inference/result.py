@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from fedpage.core.display import html_table
+from fedpage.core.display import html_table, new_figure
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset
@@ -336,7 +336,6 @@ class FitResult:
 
     def plot(self, alpha: float = 0.05) -> Figure:
         """Draw a forest plot: estimates, or ratios on a logarithmic axis, with their intervals."""
-        from matplotlib.figure import Figure
         from matplotlib.ticker import LogLocator, NullLocator
 
         has_ratios = self.family in RATIOS
@@ -345,7 +344,7 @@ class FitResult:
         if has_ratios:
             centre, limits = np.exp(centre), np.exp(limits)
         places = np.arange(len(shown))[::-1]
-        figure = Figure(figsize=(6.4, 1.2 + 0.32 * len(shown)), layout="constrained")
+        figure = new_figure(figsize=(6.4, 1.2 + 0.32 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1.0 if has_ratios else 0.0, color="0.6", linewidth=1)
         axes.hlines(places, limits[:, 0], limits[:, 1], color="#1f4e79", linewidth=1.5)

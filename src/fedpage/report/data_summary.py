@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpage.core.display import new_figure
 from fedpage.core.errors import InputError, short_repr
 from fedpage.core.types import Ints, Vector
 from fedpage.data.dataset import Dataset
@@ -190,8 +191,6 @@ def plot_partition(
         InputError: There is no partition, it does not fit the data, or the file's suffix is
             unknown.
     """
-    from matplotlib.figure import Figure
-
     if isinstance(partition, (str, os.PathLike)) and path is None:
         partition, path = None, partition
     data, partition = _find_rows(problem_or_data, partition)
@@ -208,7 +207,7 @@ def plot_partition(
     is_sorted = partition.N > MANY
     if not is_sorted:
         order = np.arange(partition.N)
-    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    figure = new_figure(figsize=(9.0, 4.0), layout="constrained")
     title = f"{_shorten(data.name, 40)}, {_shorten(partition.name, 80)}"
     figure.suptitle(title, fontsize=10)
     sizes, content = figure.subplots(2, 1, sharex=True, height_ratios=(1.1, height))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from fedpage.core.display import new_figure
 from fedpage.core.types import HyperParameter
 from fedpage.report.figure_file import write_figure
 from fedpage.report.style import ACCENT, HIGHLIGHT, assign_styles
@@ -47,15 +48,13 @@ def plot_critical_difference(
     Raises:
         InputError: The file's suffix is unknown.
     """
-    from matplotlib.figure import Figure
-
     names, means = list(ranks.mean_ranks), list(ranks.mean_ranks.values())
     count, bars = len(names), len(ranks.groups)
     left = math.ceil(count / 2)
     # In lines below the axis: first the bars, then the labels, one line for each.
     labels_from = 0.5 * bars + 1.0
     above, below = 2.6, labels_from + left
-    figure = Figure(figsize=(width, _STEP * (above + below)))
+    figure = new_figure(figsize=(width, _STEP * (above + below)))
     margin = 0.28  # on each side, as a share of the width, for the names
     axes = figure.add_axes((margin, 0.0, 1 - 2 * margin, 1.0))
     axes.set(xlim=(1, count), ylim=(below, -above))
@@ -108,7 +107,6 @@ def search_panels(points: Points, path: str | os.PathLike[str], title: str = "")
     Returns:
         The path.
     """
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
     winner = points[0][0]
@@ -116,7 +114,7 @@ def search_panels(points: Points, path: str | os.PathLike[str], title: str = "")
     top = 1.3 * max(costs, default=1.0)
     wide = min(3, len(winner))
     rows = -(-len(winner) // wide)
-    figure = Figure(figsize=(max(5.2, 3.8 * wide), 0.7 + 2.5 * rows), layout="constrained")
+    figure = new_figure(figsize=(max(5.2, 3.8 * wide), 0.7 + 2.5 * rows), layout="constrained")
     panels = list(figure.subplots(rows, wide, squeeze=False, sharey=True).flat)
     for ax, name in zip(panels, winner, strict=False):
         _draw_costs(ax, points, name, top)

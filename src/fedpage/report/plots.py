@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from fedpage.core.columns import Cost, describe_column
+from fedpage.core.display import new_figure
 from fedpage.core.errors import InputError, did_you_mean
 from fedpage.core.types import Vector
 from fedpage.core.validate import choice
@@ -224,11 +225,9 @@ def curves(
     Raises:
         InputError: No run has a record, or the quantiles are not two numbers from 0 to 1.
     """
-    from matplotlib.figure import Figure
-
     groups, summary = by_method(_require_runs(histories)), Summary(band, quantiles)
     if ax is None:
-        ax = Figure(figsize=(6.4, 5.0), layout="constrained").subplots()
+        ax = new_figure(figsize=(6.4, 5.0), layout="constrained").subplots()
     inches = ax.get_window_extent().width / ax.figure.dpi
     size = _Size(ticks=max(3, int(inches / 0.65)))
     is_log = _draw_panel(ax, groups, assign_styles(groups), x, y, summary, size)
@@ -274,7 +273,6 @@ def draw_figure(
     Raises:
         InputError: The width is unknown, or a run has not recorded x or y.
     """
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     choice("a figure", "width", width, ("single", "double", "screen"))
@@ -287,7 +285,7 @@ def draw_figure(
         size = _Size(8.0, 1.1, 3.5, max(3, int(panel / 0.5)))
     else:
         height, size = 3.2, _Size(ticks=max(3, int(panel / 0.65)))
-    page = Figure(figsize=(inches, rows * height), layout="constrained")
+    page = new_figure(figsize=(inches, rows * height), layout="constrained")
     grid = list(page.subplots(rows, figure.columns, squeeze=False).flat)
     for ax in grid[len(figure.panels) :]:
         ax.remove()
