@@ -308,16 +308,3 @@ def test_the_recommended_settings_and_the_app_are_written(run, tmp_path):
     assert code == 0
     assert name in again
     assert "target reached" in again
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("--target", "x"), "expected a number or column:number"),
-        (("--target", "accuracy:90"), "accuracy is at most 1"),
-        (("--methods", ","), "no method is named"),
-        (("--held-out-seeds", "0"), "--held-out-seeds"),
-    ],
-)
-def test_wrong_options_are_refused(refused, words, what):
-    refused((*COMMAND, *words), what)

@@ -483,20 +483,3 @@ def test_tune_writes_its_target_with_all_digits_and_a_gap_as_a_loss(
 def test_tune_on_the_command_line_searches_all_that_is_not_given(tuned, more, text):
     words = "fedavg --b all --target 0.06 --seeds 1 --held-out-seeds 1 --rounds 60 --budget 60s"
     assert text in tuned(f"{words} {more}")
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("fedpge", "did you mean 'fedpage'"),
-        ("fedpage --target 0", "a gradient norm must be above 0"),
-        ("fedpage --cost money", "is not a cost; costs are"),
-        ("fedpage --search eta=1", "unknown key 'eta'; did you mean"),
-        ("fedpage --search eta_g=", "expected name or name=value"),
-        ("fedpage --search eta_g=fast", "eta_g must be"),
-        ("fedpage --jobs 0", "Invalid value for '--jobs'"),
-        ("fedpage --record-every log", "must be a whole number of at least 1"),
-    ],
-)
-def test_wrong_options_are_refused(refused, words, what):
-    refused(("tune", *words.split()), what)
