@@ -1,8 +1,13 @@
 """Degenerate data and margins at the ends of float64, against 60-digit or exact arithmetic."""
 
 import itertools
+import json
 import math
+import re
+import shutil
+import subprocess
 from decimal import Decimal, localcontext
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from fedpage.core.errors import InputError
 from fedpage.core.random import RoundDraws
 from fedpage.core.types import StopReason
 from fedpage.problems.base import norm
-from fedpage.report import plots
+from fedpage.report import page, plots
 from fedpage.studies.space import search_space
 from fedpage.theory import Setting, estimate, local_smoothness, reference, variance
 
@@ -394,3 +399,31 @@ def test_plots_of_exact_zeros(tmp_path):
 
 
 # The command line
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="node, which runs the page's script, is not installed"
+)
+def test_the_pages_axis_at_exact_zeros(tmp_path):
+    """An exact 0 is drawn at the lower edge of a log axis; all zeros get a linear axis."""
+    seen = {}
+    for name, runs in (("zero", zero_runs()), ("fall", [falling_run()])):
+        text = page.write_runs(runs, tmp_path / f"{name}.html", title=name, target=1e-2).read_text()
+        data = re.search(r'id="data">(.*?)</script>', text, re.S).group(1)
+        script = files("fedpage.report").joinpath("chart.js").read_text(encoding="utf-8") + (
+            '\nconst choice = {x: "round", y: "grad_norm", xlog: false, ylog: null};'
+            f"const view = layout({data}.figures[0].panels[0], {{...choice, hidden: new Set()}});"
+            "console.log(JSON.stringify([view.log, view.zeros, view.bottom, view.top, "
+            "view.curves[0].points.map(p => [p.middle, view.place(p.middle)])]));"
+        )
+        out = subprocess.run(
+            ["node", "-e", script], capture_output=True, text=True, check=True
+        ).stdout
+        seen[name] = json.loads(out)
+    log, zeros, bottom, top, points = seen["zero"]
+    assert (log, zeros) == (False, False)
+    assert bottom < 0 < top
+    assert {tuple(point) for point in points} == {(0, 0)}
+    log, zeros, bottom, top, points = seen["fall"]
+    assert (log, zeros, bottom) == (True, True, 0.5)
+    assert points == [[1, 1], [0, 0.5], [0, 0.5], [0, 0.5], [0, 0.5]]
