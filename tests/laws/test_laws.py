@@ -217,10 +217,7 @@ def test_one_client_alone_equals_its_row_exactly(name, kind):
     assert len(seen) == (ROWS[name].messages or len(method.messages))
 
 
-# 6. Same seed, same history
-
-
-# 8. Fused kernels agree with the local steps
+# 6. Fused kernels agree with the local steps
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -331,9 +331,6 @@ def test_smoothness_beyond_float64_is_infinite_and_refused():
                 ask()
 
 
-# Partitions
-
-
 # Theory and plans
 
 

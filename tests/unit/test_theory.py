@@ -325,6 +325,3 @@ def test_a_method_from_theory():
     for bad in ({"S": 13}, {"S": 3, "K": 0}, {"S": 3, "epsilon": 0.0}, {"S": 3, "sigma2": 1.0}):
         with pytest.raises(InputError):
             fp.FedPAGE.from_theory(problem, **bad)
-
-
-# Theorems against runs
