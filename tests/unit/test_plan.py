@@ -268,9 +268,9 @@ def test_a_plans_rounds_are_those_of_real_runs(name):
         for row in analyses(setting, d=problem.d, convex=convex, codec=as_codec("natural"))
         if row.method == name and row.rounds is not None and row.source != "Yu et al. 2019"
     )
-    history = fp.simulate(problem, method, rounds=3000, seed=3, record_every=0)
+    history = fp.simulate(problem, method, rounds=1500, seed=3, record_every=0)
     for column in ("clients", "bits_up", "bits_down", "bytes_up", "bytes_down"):
-        counted = history.last(column) / 3000
+        counted = history.last(column) / 1500
         assert counted == pytest.approx(getattr(row, column) / row.rounds, rel=0.06), column
 
 
