@@ -49,7 +49,13 @@ PAGES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "fit": (
         "Exact fits over sites", "Newton's method over a few sites, with standard errors.",
-        ["inference.fit", "inference.load_federated", "inference.FitResult", "inference.WaldTest"],
+        [
+            "inference.fit",
+            "inference.FitResult",
+            "inference.WaldTest",
+            "inference.load_federated",
+            "inference.FederatedModel",
+        ],
     ),
     "sklearn": (
         "scikit-learn estimators", "Federated models with the interface of scikit-learn.",
