@@ -218,6 +218,16 @@ def test_a_site_refuses_hessians_that_may_reveal_rows(fit, node_log, node, chang
     assert what in refused(fit, node_log, node=node, **changes)
 
 
+def test_the_check_of_a_site_has_the_rules(run, tmp_path):
+    write(tmp_path / "site.csv", {name: column[:40] for name, column in patients(0).items()})
+    settings = ("family=logistic", "label=ill", "classes=0,1", "data=", "columns=age,bmi")
+    changes = [word for text in (*settings, "extra-columns=ignore") for word in ("--set", text)]
+    assert run("deploy", "init", "app", *changes)[0] == 0
+    node = f'partition-id=0 data="{tmp_path / "site.csv"}"'
+    out = run("deploy", "check", "--app", "app", "--node-config", node)[1]
+    assert "40 rows are too few for a Hessian" in out
+
+
 def test_rare_combinations_with_the_outcome_are_refused(fit, node_log):
     tables = [used(patients(i), "logistic") for i in range(3)]
     rare = np.flatnonzero((tables[2]["sex"] == "m") & (tables[2]["ill"] == 1))[4:]

@@ -31,8 +31,8 @@ from fedpage.flower.config import (
 )
 from fedpage.flower.disclosure import (
     CLEAR,
+    check_description,
     check_hessian,
-    check_rows,
     remember_hessian,
     sends_hessian,
 )
@@ -179,9 +179,7 @@ def _describe(message: Message, config: AppConfig, node_config: NodeConfig) -> M
     """Describe the client of this node: its number, its rows and its code."""
     check_evaluation(config, node_config)
     node = load_node_data(node_config, config)
-    if node_config.data and sends_hessian(build_method(config)):
-        is_secure = protocol.find_settings(config.aggregation) is not None
-        check_rows(node_config, node, is_secure=is_secure)
+    check_description(node_config, config, node)
     description = messages.Description(
         client=node.client,
         rows=int(node.problem.sizes[0]),

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from fedpage.core.files import put
 from fedpage.core.messages import triangle_fields
 from fedpage.core.types import AnyMethod
-from fedpage.flower.config import NodeConfig
+from fedpage.flower.config import AppConfig, NodeConfig, build_method
 from fedpage.flower.node_data import NodeData
 from fedpage.flower.node_errors import Code, NodeError
 from fedpage.flower.private_files import UnsafePath, make_private
+from fedpage.flower.secure_aggregation.protocol import find_settings
 from fedpage.problems.cox import CoxModel
 from fedpage.problems.linear import LinearModel
 
@@ -60,6 +61,12 @@ def check_hessian(node: NodeConfig, data: NodeData, point: str, total: str) -> N
             f"these rows have answered {len(known)} exchanges (most-exchanges). If you accept "
             f"more, raise it, or remove {_folder(node, data)}",
         )
+
+
+def check_description(node: NodeConfig, config: AppConfig, data: NodeData) -> None:
+    """Refuse a run at its start whose Hessians the rows of a site's own file do not allow."""
+    if node.data and sends_hessian(build_method(config)):
+        check_rows(node, data, is_secure=find_settings(config.aggregation) is not None)
 
 
 def check_rows(node: NodeConfig, data: NodeData, *, is_secure: bool) -> None:

@@ -13,6 +13,7 @@ from fedpage.flower import site_files
 from fedpage.flower.allowed import check_allowed
 from fedpage.flower.config import AppConfig, NodeConfig, parse_node_config
 from fedpage.flower.deploy.findings import CheckFailed, CheckResult, require_file, run_check
+from fedpage.flower.disclosure import check_description
 from fedpage.flower.node_data import load_node_data
 from fedpage.flower.node_errors import Code, NodeError, describe_columns
 from fedpage.flower.node_evaluation import check_evaluation
@@ -81,6 +82,7 @@ def _compare_site(node: NodeConfig, run: AppConfig) -> str:
         if run.has_own_problem:
             return f"the app's {run.objective} is allowed; this check does not call it"
         found = load_node_data(node, run)
+        check_description(node, run, found)
     except NodeError as error:
         if error.code is not Code.COLUMNS:
             raise CheckFailed(str(error), "the server would refuse this site") from None
