@@ -287,3 +287,31 @@ def test_the_command_prints_the_table(tmp_path, run):
     assert "exchanges" in out
     assert (tmp_path / "f.png").stat().st_size > 1000
     assert (tmp_path / "t.csv").read_text().count("\n") == 7
+
+
+def test_a_file_of_each_site(tmp_path, run):
+    rows = ["age,sex,ill", *(f"{30 + i},{'fm'[i % 2]},{int(i % 3 > i % 5)}" for i in range(60))]
+    (tmp_path / "a.csv").write_text("\n".join(rows[:26]) + "\n")
+    turned = [",".join(line.split(",")[::-1]) for line in (rows[0], *rows[26:])]
+    (tmp_path / "b.csv").write_text("\n".join(turned) + "\n")
+    (tmp_path / "all.csv").write_text("\n".join(rows) + "\n")
+    found = fp.fit([tmp_path / "a.csv", tmp_path / "b.csv"], label="ill")
+    data = fp.load(tmp_path / "all.csv", label="ill")
+    expected = fp.fit(data, sites=fp.Partition("two", np.arange(60), np.array([0, 25, 60])))
+    assert found.names == expected.names == ("age", "sex=m", "Intercept")
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-12)
+    assert found.sites == 2
+    code, out, _ = run("fit", "a.csv", "b.csv", "--label", "ill")
+    assert code == 0
+    assert "sex=m" in out
+    (tmp_path / "c.csv").write_text("age,sex,ill\nold,m,1\n")
+    (tmp_path / "d.csv").write_text("age,gender,ill\n50,m,1\n")
+    for words, what in (
+        (["c.csv"], "holds text at one site"),
+        (["d.csv"], "not those of a.csv"),
+        (["none.csv"], "no such file"),
+        (["b.csv", "--client-column", "sex"], "leave client out"),
+    ):
+        code, _, err = run("fit", "a.csv", *words, "--label", "ill")
+        assert code == 2
+        assert what in err

@@ -17,11 +17,16 @@ app = options.make_app()
 
 @options.command(app, "fit")
 def fit(
-    data: Annotated[str, typer.Argument(help="A table: .csv, .tsv or .parquet.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(help="A table (.csv, .tsv, .parquet), or a table of each site."),
+    ],
     label: Annotated[
         str, typer.Option("--label", help="Column of the outcome; for cox the columns time,event.")
     ],
-    client_column: Annotated[str, typer.Option(help="Column that says of which site each row is.")],
+    client_column: Annotated[
+        str | None, typer.Option(help="Column that says of which site each row is.")
+    ] = None,
     family: Annotated[
         str, typer.Option(help="logistic, gaussian (least squares), poisson or cox.")
     ] = "logistic",

@@ -12,6 +12,7 @@ from scipy.linalg import eigh
 from scipy.special import gammaln, xlogy
 
 from fedpage.core.errors import InputError
+from fedpage.core.files import check_file
 from fedpage.core.hessian import unpack
 from fedpage.core.types import Vector
 from fedpage.core.validate import as_number, check_whole, choice
@@ -27,6 +28,8 @@ from fedpage.problems.cox import CoxModel, Ties
 from fedpage.problems.linear import LinearModel
 
 _LOSSES = {"logistic": "logistic", "gaussian": "squares", "poisson": "poisson"}
+_SITE = "(site)"
+"""The column of the site in a table that is joined of several files."""
 _CONVERGED = 1e-14
 """Twice the distance of the log-likelihood to its maximum: no parameter is then further than 1e-7
 standard errors away."""
@@ -74,7 +77,7 @@ def fit(
     Hessian in each exchange of Newton's method. The estimates are those of the pooled rows.
 
     Args:
-        data: A data set, or the path or frame of a table.
+        data: A data set, the path or frame of a table, or a list of paths, one for each site.
         family: "logistic", "gaussian" (least squares), "poisson" or "cox".
         label: The outcome's column of a table; for "cox" the columns of time and event.
         client: The column of a table that says of which site each row is.
@@ -112,7 +115,8 @@ def fit(
         raise InputError("fit: label, client and options of load are for tables, not a Dataset")
     if sites is None and data.clients is None:
         raise InputError(
-            "fit: nothing says of which site each row is; give client=COLUMN, or sites= a partition"
+            "fit: nothing says of which site each row is; give client=COLUMN (--client-column), a "
+            "file for each site, or sites= a partition"
         )
     partition = by_id(data.clients) if sites is None else sites
     is_cox = family == "cox"
@@ -145,6 +149,11 @@ def _load(
     options: Mapping[str, Any],
 ) -> tuple[Dataset, Any, Any]:  # fmt: skip
     """Load a table as a data set; for a Cox model also its times and events."""
+    if isinstance(table, (list, tuple)) and table and isinstance(table[0], (str, os.PathLike)):
+        if client is not None and len(table) > 1:
+            raise InputError("fit: with several files every file is a site; leave client out")
+        text = options.get("categorical", ())
+        table, client = (_join_files(table, text), _SITE) if len(table) > 1 else (table[0], client)
     is_file = isinstance(table, (str, os.PathLike))
     read = load if is_file else Dataset.from_frame
     if family != "cox":
@@ -157,6 +166,34 @@ def _load(
     data = read(table, label=first, client=client, drop=(*drop, second), **rest)
     other = read(table, label=second, client=client, drop=(*drop, first), **rest)
     return data, outcomes(data), outcomes(other)
+
+
+def _join_files(paths: Sequence[str | os.PathLike[str]], text: Sequence[str]) -> Any:
+    """Return one frame of the tables of several sites, with the site of each row.
+
+    Args:
+        paths: The files.
+        text: Columns of categories even if they hold numbers.
+    """
+    import polars as pl
+
+    from fedpage.data.tables import open_table
+
+    frames: list[pl.DataFrame] = []
+    for path in paths:
+        reader = open_table(check_file(path))
+        own = reader.read(reader.names, text).frame.with_columns(pl.lit(str(path)).alias(_SITE))
+        first = frames[0] if frames else own
+        if set(own.columns) != set(first.columns):
+            raise InputError(f"{path}: its columns are not those of {paths[0]}")
+        for name in own.columns:
+            if own[name].dtype != first[name].dtype:
+                raise InputError(
+                    f"{path}: column {name!r} holds text at one site and numbers at another; "
+                    "correct the cells, or give categorical= (--categorical)"
+                )
+        frames.append(own.select(first.columns))
+    return pl.concat(frames)
 
 
 def outcomes(data: Dataset) -> Vector:
