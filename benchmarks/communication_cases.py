@@ -148,6 +148,7 @@ FEW_TERMS = Terms(
     search_seeds=2, runs=16, S=1, fixed=FIXED[1:],
 )  # fmt: skip
 """The clients of a round are searched too; the best methods are tuned, whatever they cost."""
+FEW_ROBUST_TERMS = replace(FEW_TERMS, screening=(1_000, 2_500, 5_000), limits=(1_500, 4_000, 8_000))
 PUBLISHED_TERMS = replace(
     FEW_TERMS, screening=(2_000, 6_000, 12_000), limits=(3_000, 9_000, 18_000), S=10,
     screening_between=80, between=(80, 80, 80), most=(6, 6, 6), runs=30,
@@ -167,10 +168,11 @@ _PUBLISHED = {
 }  # fmt: skip
 FEW_CASES = (
     *(
-        _few(f"{data}-{short}-10", f"{data}, {title}, 10 sites", data, 10, objective)
+        _few(f"{data}-{short}-10", f"{data}, {title}, 10 sites", data, 10, objective, terms=terms)
         for data in ("a9a", "mushrooms", "w8a")
-        for short, title, objective in (
-            ("robust", ROBUST, "robust"), ("logistic", NONCONVEX, "logistic-nonconvex"),
+        for short, title, objective, terms in (
+            ("robust", ROBUST, "robust", FEW_ROBUST_TERMS),
+            ("logistic", NONCONVEX, "logistic-nonconvex", FEW_TERMS),
         )
     ),
     _few(
