@@ -5,13 +5,15 @@ import json
 
 import numpy as np
 import pytest
-from faults import AWAY, At
+from faults import AWAY, REQUEST, At, ask, refusal
+from flwr.app import Array
 
 import fedpage as fp
-from fedpage.flower import disclosure
+from fedpage.flower import disclosure, messages
 from fedpage.flower.agreement import Agreement
 from fedpage.flower.gathering import StartFailed
 from fedpage.flower.secure_aggregation import protocol
+from fedpage.flower.secure_aggregation.node_state import NodeState
 
 SIZES = (260, 230, 300)
 OUTCOMES = {
@@ -267,6 +269,134 @@ def test_a_sum_of_hessians_is_unmasked_whole_or_not_at_all(fit, node_log, monkey
     lost = At(AWAY, kind=protocol.TRAIN, clients=[1])
     tables = [used(patients(i), "logistic") for i in (0, 1, 2, 0)]
     assert "over all clients" in refused(fit, node_log, tables=tables, fault=lost, **secure)
+
+
+@pytest.mark.parametrize("name", ["Other", "Model"])
+def test_no_other_name_unmasks_a_part_of_a_sum(fit, node_log, monkeypatch, name):
+    """The nodes go by the sums of their Hessians, and not by what the server calls them."""
+    secure = {"aggregation": "secure:bound=100,least=2", "standardise": True}
+    call, encode, grids = fp.Newton.call, protocol.encode_request, []
+
+    def fault(client, message):
+        if message.metadata.message_type == protocol.UNMASK and name == "Model":
+            config = {"family": "", "method": "fedavg", "hyper": ""}  # its message is a Model too
+            grids[0].contexts[grids[0].node(client)].run_config.update(config)
+        return lost(client, message)
+
+    def rename(session, *args, **options):
+        return encode(session._replace(message=name), *args, **options)
+
+    monkeypatch.setattr(fp.Newton, "call", lambda *a: call(*a)._replace(require_all=False))
+    monkeypatch.setattr(protocol, "encode_request", rename)
+    lost = At(AWAY, kind=protocol.TRAIN, clients=[1])
+    tables = [used(patients(i), "logistic") for i in (0, 1, 2, 0)]
+    options = secure | {"tables": tables, "fault": fault, "prepare": grids.append}
+    assert "over all clients" in refused(fit, node_log, **options)
+
+
+def test_a_part_cannot_be_unmasked_before_the_sum_begins(fit, node_log, tmp_path):
+    def unmask_first(client, message):
+        if message.metadata.message_type == protocol.TRAIN and client == 0:
+            session = protocol.decode_request(message.content, has_roster=True)[0]
+            state = NodeState(tmp_path / "state0", session.run, 0)
+            state.reveal(session.round, session.message, (0, 2))
+
+    secure = {"aggregation": "secure:bound=100", "standardise": True}
+    assert "unmasked in part" in refused(fit, node_log, fault=unmask_first, **secure)
+
+
+def test_sums_of_other_columns_are_over_the_same_sites(fit, node_log):
+    secure = {"aggregation": "secure:bound=100,least=2", "standardise": True}
+    tables = [used(patients(i), "logistic") for i in range(3)]
+    assert fit(name="all", tables=tables, **secure).fit is not None
+    for table in tables:
+        del table["bmi"]
+    assert fit(name="fewer", tables=tables, **secure).fit is not None
+    for table in tables:
+        del table["income"]
+    assert "given before" in refused(fit, node_log, name="rest", tables=tables[:2], **secure)
+
+
+# What a hostile server asks
+
+
+@pytest.fixture
+def ask_site(tmp_path):
+    """Return a function that sends one message to a site, and returns the reply's content."""
+
+    def send(table, kind=messages.TRAIN, columns=("age", "bmi"), x=None, node=None, **changes):
+        write(tmp_path / "site.csv", table)
+        own = {"data": str(tmp_path / "site.csv"), "client-state-dir": str(tmp_path / "state")}
+        settings = {"clients": 3, "rounds": 9, "data": "", "label": "ill", "classes": "0,1"}
+        settings |= {"family": "logistic", "extra-columns": "ignore", "columns": ",".join(columns)}
+        scales = changes.pop("scales", ())
+        d = 3 if x is None else len(x)
+        agreed = Agreement(columns, d - 1, d, (0.0,) * len(scales), scales).to_text()
+        header = REQUEST._replace(message="Model", d=d, agreement=agreed)._asdict()
+        if kind == messages.STATISTICS:
+            header = messages.StatisticsRequest(0, agreed)._asdict()
+        arrays = {"x": Array(np.zeros(d) if x is None else np.array(x, float))}
+        return ask(own | (node or {}), settings | changes, kind, header, arrays)
+
+    return send
+
+
+def test_no_model_may_single_out_rows(ask_site, node_log):
+    """Far beyond all ages the Hessian is the row of the oldest patient."""
+    reply = ask_site(patients(0), x=[10, 0, -10 * 110])
+    assert "rows have the weight" in node_log(refusal(reply).reference)
+
+
+def test_another_scale_is_another_model(ask_site, node_log):
+    for scale in (1.0, 2.0):
+        reply = ask_site(
+            patients(0), scales=(scale, 1.0), x=[0.1, 0, 0], node={"most-exchanges": 1}
+        )
+    assert "have answered 1 exchanges" in node_log(refusal(reply).reference)
+
+
+def test_statistics_are_not_told_with_the_categories(ask_site):
+    changes = {"columns": ("age", "stage"), "categories": "stage", "standardise": True}
+    assert refusal(ask_site(patients(0), messages.STATISTICS, **changes)).code == "no-statistics"
+
+
+def rare_reference(table):
+    table["stage"] = replaced(np.where(table["stage"] == "I", "II", table["stage"]), 1, "I")
+    return {"columns": ("bmi", "stage"), "categories": "stage=I|II|III", "x": np.zeros(4)}
+
+
+def one_ill(table):
+    table["ill"] = np.arange(len(table["ill"])) == 7
+    table["ill"] = table["ill"].astype(int)
+    return {}
+
+
+def one_ill_man(table):
+    men = np.flatnonzero((table["sex"] == "m") & (table["ill"] == 1))
+    table["ill"][men[1:]] = 0
+    changes = {"columns": ("age", "sex"), "categories": "sex=f|m"}
+    return changes | {"family": "gaussian", "classes": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (rare_reference, "the reference of stage: 1 rows"),
+        (one_ill, "the outcome: 1 rows"),
+        (one_ill_man, "sex=m: 1 rows"),
+    ],
+)
+def test_rare_cells_are_refused_under_any_name(ask_site, node_log, change, what):
+    table = patients(0)
+    changes = change(table)
+    assert what in node_log(refusal(ask_site(table, **changes)).reference)
+
+
+def test_a_site_for_fits_sends_no_gradients(ask_site):
+    """Differences of gradients would be a Hessian that no rule has seen."""
+    only, plain = {"fits-only": True}, {"family": "", "method": "fedavg", "hyper": ""}
+    assert refusal(ask_site(patients(0), node=only, **plain)).code == "not-allowed"
+    assert "g" in ask_site(patients(0), node=only).content["arrays"]
 
 
 def test_public_data_is_not_guarded(federate):

@@ -17,7 +17,7 @@ from fedpage.methods import METHODS
 from fedpage.problems import OBJECTIVES
 
 
-def check_allowed(config: AppConfig, allowed: Set[str]) -> None:
+def check_allowed(config: AppConfig, allowed: Set[str], *, fits_only: bool = False) -> None:
     """Refuse a run that names something that neither fedpage nor the node's owner provides.
 
     Nothing is imported, opened or downloaded.
@@ -25,10 +25,13 @@ def check_allowed(config: AppConfig, allowed: Set[str]) -> None:
     Args:
         config: The run's configuration, as the server sent it.
         allowed: The names that the node's owner allows, exactly as a run writes them.
+        fits_only: Whether the owner refuses every run without a family.
 
     Raises:
         NodeError: A name is not allowed.
     """
+    if fits_only and not config.family:
+        raise NodeError(Code.NOT_ALLOWED, "run config: it has no family (fits-only)")
     if config.method.lower() not in METHODS:
         _check("method", config.method, allowed)
     for word in config.hyper.split():

@@ -32,8 +32,9 @@ from fedpage.flower.config import (
 from fedpage.flower.disclosure import (
     CLEAR,
     check_description,
-    check_hessian,
-    remember_hessian,
+    check_weights,
+    guard_hessian,
+    has_sums,
     sends_hessian,
 )
 from fedpage.flower.node_data import (
@@ -135,7 +136,7 @@ def _answer(message: Message, context: Context, node_config: NodeConfig) -> Mess
         )
     with _bad_config():
         config = parse_app_config(context.run_config)
-    check_allowed(config, node_config.allowed)
+    check_allowed(config, node_config.allowed, fits_only=node_config.fits_only)
     return handler(message, config, node_config)
 
 
@@ -223,6 +224,11 @@ def _mask_train(message: Message, config: AppConfig, node_config: NodeConfig) ->
     """Run `Method.client` on this node's rows, and mask the reply."""
     session, roster, _, content = protocol.decode_request(message.content, has_roster=True)
     total = f"{session.run} {protocol.join_numbers(roster.clients)}"
+    revealed = NodeState(node_config.state_dir, session.run, session.client).revealed(
+        session.round, session.message
+    )
+    if revealed not in ((), roster.clients) and sends_hessian(build_method(config)):
+        raise messages.ProtocolError("a sum of Hessians was unmasked in part before it began")
     with _guard_hessian(content, config, node_config, total):
         return secure_node.mask_reply(_train, message, config, node_config)
 
@@ -231,7 +237,8 @@ def _unmask(message: Message, config: AppConfig, node_config: NodeConfig) -> Mes
     """Help to unmask a sum; one of Hessians must be over all clients that it began with."""
     session, roster, fields, _ = protocol.decode_request(message.content, has_roster=True)
     is_whole = protocol.split_numbers(fields.survivors) == roster.clients
-    if not is_whole and sends_hessian(build_method(config), session.message):
+    is_hessian = sends_hessian(build_method(config)) or has_sums(node_config, session.run)
+    if not is_whole and is_hessian:
         raise messages.ProtocolError("a sum of Hessians is over all clients that it began with")
     return secure_node.unmask(message, config, node_config)
 
@@ -246,10 +253,10 @@ def _guard_hessian(
         yield
         return
     node = _load_requested(request, config, node_config)
-    point = protocol.content_digest(content).hex()
-    check_hessian(node_config, node, point, total)
-    yield
-    remember_hessian(node_config, node, point, total)
+    words = repr(node.problem.describe())  # the same numbers with other rows are another model
+    point = protocol.digest(protocol.content_digest(content), words.encode()).hex()
+    with guard_hessian(node_config, node, point, total):
+        yield
 
 
 def _answer_evaluate(message: Message, config: AppConfig, node_config: NodeConfig) -> Message:
@@ -275,6 +282,8 @@ def _train(content: RecordDict, config: AppConfig, node_config: NodeConfig) -> R
     codec = _message_codec(method, request.d, dtype)  # type: ignore[arg-type]  # frozen: hashable
     arrays = messages.decode_arrays(content, codec.message_shapes(message_type))
     fields = messages.decode(codec.decode_message, message_type, list(arrays.values()))
+    if node_config.data and sends_hessian(method, request.message):
+        check_weights(node_config, node, np.ravel(fields[0]))
 
     store, client_state = None, None
     if method.client_state is not None:

@@ -224,6 +224,7 @@ class NodeConfig:
     evaluation: Literal["gradients", "values", "none"] = setting(
         "gradients", "the most that this site sends when it evaluates a model"
     )
+    fits_only: bool = setting(False, "whether to refuse every run without a family")
     hessians: Literal["clear", "secure", "never"] = setting(
         "clear", "whether to send Hessians: clear, secure (only by secure aggregation) or never"
     )
@@ -233,7 +234,7 @@ class NodeConfig:
         at_least=1,
     )  # fmt: skip
     most_exchanges: int = setting(
-        12, "models at which Hessians of the same rows are sent, over all runs", at_least=1
+        12, "models at which Hessians of the same columns are sent, over all runs", at_least=1
     )
 
     @property

@@ -167,8 +167,9 @@ def load_statistics(node: NodeConfig, config: AppConfig, agreement: str) -> Site
         NodeError: the owner does not share the statistics, or the file cannot be used.
     """
     schema = parse_schema(config)
-    is_asked = schema.open_columns or (schema.shares_statistics and node.share_statistics)
-    if not node.data or not is_asked:
+    is_asked = schema.open_columns or schema.shares_statistics
+    is_kept = schema.shares_statistics and not node.share_statistics
+    if not node.data or is_kept or not is_asked:
         raise NodeError(Code.NO_STATISTICS, "node config: share-statistics is not set")
     columns = Agreement.from_text(agreement).columns
     return read_statistics(Path(node.data), schema, columns, node.least_cell)

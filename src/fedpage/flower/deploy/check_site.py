@@ -75,7 +75,7 @@ def check_site(node: NodeConfig, run: AppConfig | None) -> Iterator[CheckResult]
 def _compare_site(node: NodeConfig, run: AppConfig) -> str:
     """Check that a site fits a run, by the code with which its node answers the server."""
     try:
-        check_allowed(run, node.allowed)
+        check_allowed(run, node.allowed, fits_only=node.fits_only)
         check_evaluation(run, node)
         if node.require_secure and find_settings(run.aggregation) is None:
             raise NodeError(Code.NOT_ALLOWED, "the run has no secure aggregation (require-secure)")
