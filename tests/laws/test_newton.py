@@ -164,6 +164,18 @@ def test_problems_without_hessians_are_refused():
     assert "too many" in refusal(Newton().init, np.zeros(6000), 3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("reg", ["none", "nonconvex"])
+@pytest.mark.parametrize("name", ["a9a", "mushrooms", "w8a"])
+def test_ten_sites_need_few_contacts(real, name, reg):
+    """At most 50 contacts to a gradient norm of 1e-4, and 60 on mushrooms' logistic regression."""
+    model = fp.RobustRegression if reg == "none" else fp.LogisticRegression
+    problem = model(real(name), clients=10, reg=reg, alpha=None if reg == "none" else 0.1)
+    run = fp.simulate(problem, Newton(), rounds=7, seed=0, record_every=1)
+    most = 60 if (name, reg) == ("mushrooms", "nonconvex") else 50
+    assert run.cost_to("1e-4,hold=0", "clients") <= most
+
+
 # 3. Linear algebra
 
 
