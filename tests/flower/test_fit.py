@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import support
 from faults import AWAY, REQUEST, At, ask, refusal
 from flwr.app import Array
 
@@ -141,7 +142,14 @@ def test_the_model_predicts_new_rows(fit, run, tmp_path):
     np.testing.assert_allclose(model.predict_proba(rows)[:, 1], odds, rtol=1e-8)
     assert model.predict(rows).tolist() == (odds > 0.5).astype(int).tolist()
     assert model.names == found.names[:-1]
+    assert model.predict(rows | {"id": list("abcd")}).tolist() == model.predict(rows).tolist()
+    text = support.refusal(model.predict, rows | {"stage": ["V"] * 4})
+    assert text.endswith("correct it or leave the row out")
+    table = (tmp_path / "fit" / "fit.txt").read_text()
+    assert "The event is ill=1." in table
+    assert "compared with stage=I" in table
     del rows["ill"]
+    rows["id"] = np.arange(4)
     write(tmp_path / "new.csv", rows)
     code, out, _ = run("deploy", "predict", "fit", "new.csv", "--out", "found.csv")
     assert code == 0
@@ -228,6 +236,26 @@ def test_the_check_of_a_site_has_the_rules(run, tmp_path):
     node = f'partition-id=0 data="{tmp_path / "site.csv"}"'
     out = run("deploy", "check", "--app", "app", "--node-config", node)[1]
     assert "40 rows are too few for a Hessian" in out
+
+
+def test_the_check_of_a_site_names_texts_and_ignores_gaps_elsewhere(run, tmp_path):
+    table = {name: column.astype(object) for name, column in patients(0).items()}
+    table["bmi"][7] = ""
+    write(tmp_path / "site.csv", table)
+    settings = ("family=logistic", "label=ill", "classes=0,1", "data=", "extra-columns=ignore")
+    changes = [word for text in settings for word in ("--set", text)]
+    node = ("--node-config", 'partition-id=0 data="site.csv"')
+    for columns, words in (
+        ("age,stage", "or name 'stage' in categories in the run config"),
+        ("age,income", "fits the app: 260 rows, 2 features"),
+        ("age,bmi", "row 9, column 'bmi': the value is missing"),
+    ):
+        app = columns.replace(",", "-")
+        assert run("deploy", "init", app, *changes, "--set", f"columns={columns}")[0] == 0
+        _, out, err = run("deploy", "check", "--app", app, *node)
+        found = " ".join((out + err).split())
+        assert words in found
+        assert ("is missing" in found) == (columns == "age,bmi")
 
 
 def test_rare_combinations_with_the_outcome_are_refused(fit, node_log):

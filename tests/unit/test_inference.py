@@ -306,12 +306,76 @@ def test_a_file_of_each_site(tmp_path, run):
     assert "sex=m" in out
     (tmp_path / "c.csv").write_text("age,sex,ill\nold,m,1\n")
     (tmp_path / "d.csv").write_text("age,gender,ill\n50,m,1\n")
+    (tmp_path / "gap.csv").write_text("age,sex,ill\n50,m,1\n,f,0\n")
     for words, what in (
-        (["c.csv"], "holds text at one site"),
-        (["d.csv"], "not those of a.csv"),
+        (["c.csv"], "c.csv, row 2, column 'age': it holds text at one site ('old')"),
+        (["d.csv"], "not those of a.csv; missing: 'sex'; extra: 'gender'"),
+        (["a.csv"], "given twice"),
+        (["gap.csv"], "row 3 of gap.csv, column 'age': the value is missing"),
+        (["b.csv", "--save", "t.docx"], "suffix must be one of"),
+        (["b.csv", "--figure", "f.bmp"], "no such format of figures"),
         (["none.csv"], "no such file"),
         (["b.csv", "--client-column", "sex"], "leave client out"),
     ):
         code, _, err = run("fit", "a.csv", *words, "--label", "ill")
         assert code == 2
         assert what in err
+
+
+def test_columns_left_out_may_differ_between_files(tmp_path):
+    one, two = ROWS | {"note": list("abcdefghij")}, ROWS | {"note": range(10), "ward": [1] * 10}
+    for name, rows in (("one", one), ("two", two)):
+        polars.DataFrame(rows).write_csv(tmp_path / f"{name}.csv")
+    paths = [tmp_path / "one.csv", tmp_path / "two.csv"]
+    assert fit(paths, label="ill", drop=("note", "ward", "site")).nobs == 20
+    assert fit(paths, label="ill", columns=("age",)).names == ("age", "Intercept")
+    assert "extra: 'ward'" in refusal(fit, paths, label="ill", drop=("note", "site"))
+
+
+def test_the_table_says_what_it_compares_and_leaves_out(tmp_path, run):
+    rows = ROWS | {
+        "age": [None, *ROWS["age"][1:]],
+        "ill": ["yes" if y else "no" for y in ROWS["ill"]],
+    }
+    found = fit(rows, label="ill", client="site", missing="drop", reference={"group": "b"})
+    expected = (
+        "The event is ill=yes.",
+        "Levels are compared with group=b.",
+        "1 row with a missing value was left out.",
+    )
+    assert found.notes() == expected
+    for format in ("text", "markdown", "latex", "json"):
+        assert all(line in found.summary(format) for line in expected)
+    polars.DataFrame(ROWS).write_csv(tmp_path / "rows.csv")
+    words = ("--label", "ill", "--client-column", "site", "--level", "0.9", "--save", "new/t.csv")
+    assert run("fit", "rows.csv", *words)[0] == 0
+    assert "[0.05,0.95]" in (tmp_path / "new" / "t.csv").read_text()
+    assert "not 4 (0, 1, 2, 3)" in refusal(
+        fit, ROWS | {"ill": [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]}, label="ill", client="site"
+    )
+
+
+def test_cox_with_true_and_false_and_missing_outcomes():
+    """A missing time and a missing event leave out both of their rows from both columns."""
+    rng = np.random.default_rng(2)
+    days, died = rng.exponential(9, 60).round(2) + 0.01, rng.random(60) < 0.7
+    rows: dict[str, Any] = {
+        "age": rng.normal(60, 9, 60), "site": ["A", "B"] * 30, "days": days, "died": died,
+    }  # fmt: skip
+    settings = {"label": ("days", "died"), "client": "site"}
+    found = fit(rows, "cox", **settings)
+    np.testing.assert_array_equal(
+        found.params, fit(rows | {"died": died.astype(int)}, "cox", **settings).params
+    )
+    gaps = rows | {
+        "days": [None if row == 3 else x for row, x in enumerate(days.tolist())],
+        "died": [None if row == 50 else x for row, x in enumerate(died.tolist())],
+    }
+    found = fit(gaps, "cox", missing="drop", **settings)
+    kept = [row for row in range(60) if row not in (3, 50)]
+    rest = {name: [values[row] for row in kept] for name, values in rows.items()}
+    np.testing.assert_array_equal(found.params, fit(rest, "cox", **settings).params)
+    assert found.notes() == ("2 rows with a missing value were left out.",)
+    text = refusal(fit, rows | {"died": ["yes", "no"] * 30}, "cox", **settings)
+    assert "column 'died'" in text
+    assert "write 1" in text

@@ -11,6 +11,8 @@ from fedpage.cli import options
 from fedpage.cli.options import Document
 from fedpage.core.errors import InputError
 from fedpage.inference import fit as run_fit
+from fedpage.inference.result import check_suffix
+from fedpage.report.figure_file import check_figure_path, write_figure
 
 app = options.make_app()
 
@@ -68,6 +70,10 @@ def fit(
         if not (column and equals and value):
             raise InputError(f"--reference {column + equals + value!r}: expected COLUMN=LEVEL")
     labels = _names(label)
+    if save:
+        check_suffix(save)
+    if figure:
+        check_figure_path(figure)
     result = run_fit(
         data, family, label=labels if family == "cox" else label, client=client_column,  # type: ignore[arg-type]
         ties=ties, reference={column: value for column, _, value in pairs},  # type: ignore[arg-type]
@@ -76,10 +82,9 @@ def fit(
     )  # fmt: skip
     print(result.summary(ratios=ratios, alpha=1.0 - level))
     if save:
-        print(f"Table: {result.save(save, ratios=ratios)}")
+        print(f"Table: {result.save(save, ratios=ratios, alpha=1.0 - level)}")
     if figure:
-        result.plot(1.0 - level).savefig(figure)
-        print(f"Picture: {figure}")
+        print(f"Picture: {write_figure(result.plot(1.0 - level), figure)}")
     return {"coefficients": result.table(ratios, 1.0 - level), **result.facts()}
 
 

@@ -132,6 +132,23 @@ def _check_header(names: Sequence[Any], source: str) -> None:
             raise InputError(f"{source}: the column name {short_repr(name)} {reason}; rename it")
 
 
+class RowsReader:
+    """Read some rows of a table.
+
+    Args:
+        reader: The reader of the table.
+        kept: A mask (n,) of its rows.
+    """
+
+    def __init__(self, reader: DelimitedReader | FrameReader, kept: NDArray[np.bool_]) -> None:
+        self.source, self.names = reader.source, reader.names
+        self._reader, self._kept = reader, kept
+
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
+        """Read columns, those in `text` as text whatever their type."""
+        return self._reader.read(names, text).take(self._kept)
+
+
 # Frames of other libraries
 
 
@@ -230,7 +247,7 @@ def _from_cells(values: Any, where: str, as_text: bool) -> pl.Series:
         raise InputError(f"{where}: {short_repr(values)} is not a sequence") from None
     cells = [None if is_missing(cell) else cell for cell in cells]
     present = [cell for cell in cells if cell is not None]
-    odd = next((cell for cell in present if not isinstance(cell, (str, Real))), None)
+    odd = next((cell for cell in present if not isinstance(cell, (str, Real, np.bool_))), None)
     if odd is not None:
         raise InputError(
             f"{where}: {short_repr(odd)} is a {type(odd).__name__}, neither a number nor text; "
@@ -392,3 +409,96 @@ def _clean(column: pl.Series, as_text: bool) -> pl.Series:
         return numbers.fill_nan(None)
     lower = words.str.to_lowercase()
     return lower == "true" if lower.is_in(("true", "false")).all() else words
+
+
+class SitesReader:
+    """Read a table of several files, one of each site, with a column that names the file.
+
+    Files may have their columns in another order.
+
+    Args:
+        readers: The reader of each file, by its path.
+        site: The name of the column of the sites.
+        unused: The columns that are not read, which a file may lack.
+
+    Attributes:
+        names: The columns of the files, and that of the sites.
+
+    Raises:
+        InputError: If the files do not have the same columns; the message names them.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[str, DelimitedReader | FrameReader],
+        site: str,
+        unused: Collection[str] = (),
+    ) -> None:
+        self._readers, self._site = dict(readers), site
+        self.source = f"{len(self._readers)} files"
+        (one, first), *others = self._readers.items()
+        for path, reader in others:
+            missing = sorted(set(first.names) - set(reader.names) - set(unused))
+            extra = sorted(set(reader.names) - set(first.names) - set(unused))
+            if missing or extra:
+                words = (("missing", missing), ("extra", extra))
+                found = "; ".join(f"{w}: {short_list(map(repr, n))}" for w, n in words if n)
+                raise InputError(
+                    f"{path}: its columns are not those of {one}; {found}; rename them, or leave "
+                    "them out with drop= (--drop)"
+                )
+        names = (name for reader in self._readers.values() for name in reader.names)
+        self.names = [*dict.fromkeys(names), site]
+
+    def read(self, names: Iterable[str], text: Collection[str] = ()) -> DataTable:
+        """Read columns, those in `text` as text whatever their type.
+
+        Raises:
+            InputError: If a column holds text at one site and numbers at another.
+        """
+        names = list(names)
+        own = [name for name in names if name != self._site]
+        tables = {
+            path: reader.read(own, set(text) - {self._site})
+            for path, reader in self._readers.items()
+        }
+        for name in own:
+            _check_types(tables, name)
+        frames = []
+        for path, table in tables.items():
+            columns = {
+                name: pl.Series([path], dtype=pl.String).new_from_index(0, table.rows)
+                if name == self._site
+                else table.frame[name]
+                for name in names
+            }
+            frames.append(pl.DataFrame(columns))
+        starts = np.cumsum([0, *(table.rows for table in tables.values())])
+        found = list(tables.items())
+
+        def locate(row: int) -> str:
+            place = int(np.searchsorted(starts, row, side="right")) - 1
+            path, table = found[place]
+            return f"{table.locate(row - int(starts[place]))} of {path}"
+
+        categorical = frozenset(text).union(*(table.categorical for table in tables.values()))
+        whole = pl.concat(frames, how="vertical_relaxed")
+        return DataTable(self.source, whole, categorical, locate)
+
+
+def _check_types(tables: Mapping[str, DataTable], name: str) -> None:
+    """Refuse a column that holds text at one site and numbers at another."""
+    filled = {p: t for p, t in tables.items() if not t.is_missing(name).all()}
+    texts = [path for path, table in filled.items() if table.is_text(name)]
+    others = [path for path in filled if path not in texts]
+    if not (texts and others):
+        return
+    path, table = next(iter((path, filled[path]) for path in texts))
+    codes, values = table.codes(name)
+    is_odd = np.array([not is_number(value) for value in values])
+    row = int(np.append(is_odd, False)[codes].argmax())
+    raise InputError(
+        f"{path}, {table.locate(row)}, column {name!r}: it holds text at one site "
+        f"({short_repr(values[codes[row]])}) and numbers at another ({others[0]}); correct the "
+        "cells, or give categorical= (--categorical)"
+    )

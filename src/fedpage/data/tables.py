@@ -30,6 +30,8 @@ from fedpage.data.frames import (
     DataTable,
     DelimitedReader,
     FrameReader,
+    RowsReader,
+    SitesReader,
     check_names,
     is_number,
     read_parquet,
@@ -37,6 +39,7 @@ from fedpage.data.frames import (
 )
 from fedpage.data.registry import TableOptions
 
+Reader = DelimitedReader | FrameReader | RowsReader | SitesReader
 _MOSTLY = 0.9
 """A column with a larger share of numbers than this is numeric, and other text in it an error."""
 _FEW_VALUES = 20
@@ -61,9 +64,7 @@ def open_table(path: Path) -> DelimitedReader | FrameReader:
     return read_parquet(path) if table_suffix(path) == ".parquet" else DelimitedReader(path)
 
 
-def make_dataset(
-    reader: DelimitedReader | FrameReader, options: TableOptions, name: str
-) -> Dataset:
+def make_dataset(reader: Reader, options: TableOptions, name: str) -> Dataset:
     """Read and encode a table: the one way from any source to a data set."""
     label, owner, features, categorical = _choose_columns(reader, options)
     used = [*features, label, *owner]
@@ -106,7 +107,7 @@ def make_dataset(
 
 
 def _choose_columns(
-    reader: DelimitedReader | FrameReader, options: TableOptions
+    reader: Reader, options: TableOptions
 ) -> tuple[str, list[str], list[str], list[str]]:
     """Return the label, the column of client ids if any, the features, and the categories."""
     names, source, encoding = reader.names, reader.source, options.encoding

@@ -77,7 +77,7 @@ class SiteFit:
         if not self._fit.is_done():
             self.explain()
             raise InputError(f"fit: {no_maximum(self._config.rounds)}")
-        result = self._fit.result(classes)
+        result = replace(self._fit.result(classes), label=self._config.label or None)
         for suffix in (".txt", ".md", ".tex", ".csv", ".json"):
             result.save(self._out / f"fit{suffix}", ratios=result.family != "gaussian")
         return result
@@ -96,7 +96,15 @@ def make_site_design(schema: Schema, agreement: Agreement, intercept: bool) -> D
         if count > 1:
             factors[column.name] = tuple(range(place, place + count))
     names = tuple(name for column in columns for name in column.features)
-    return Design(names, np.arange(len(names)), factors, np.array(mean), np.array(scale), intercept)
+    references = tuple(
+        f"{column.name}={column.reference}"
+        for column in columns
+        if isinstance(column, CategoryColumn) and column.reference is not None
+    )
+    return Design(
+        names, np.arange(len(names)), factors, np.array(mean), np.array(scale), intercept,
+        references,
+    )  # fmt: skip
 
 
 def save_model(

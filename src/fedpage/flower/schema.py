@@ -153,7 +153,8 @@ def parse_schema(config: AppConfig) -> Schema:
     for name, _ in categories:
         if columns and name not in columns:
             raise InputError(
-                f"run config: categories names {short_repr(name)}, which is not a column"
+                f"run config: categories names {short_repr(name)}, which is not a column; write "
+                "'stage; smoker=no|yes', with semicolons between columns"
             )
     for name in {config.label, config.event}.intersection(columns):
         raise InputError(f"run config: the label {short_repr(name)} cannot be a feature too")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ from fedpage.data.encoding import (
     encode,
 )
 from fedpage.data.files import read_bytes, table_suffix
-from fedpage.data.frames import DataTable, short_list
+from fedpage.data.frames import DataTable, is_number, short_list
 from fedpage.data.registry import TableOptions
 from fedpage.flower.agreement import Agreement, Statistics, compute_statistics
 from fedpage.flower.node_errors import Code, NodeError
@@ -87,8 +87,12 @@ def read_site_file(
     return SiteRows(data, data.digest, ())
 
 
-def describe_file(path: Path) -> str:
+def describe_file(path: Path, used: Collection[str] | None = None) -> str:
     """Read a site's own file and describe it in a line, for its owner.
+
+    Args:
+        path: The file.
+        used: The columns that may have no missing cell; None: all.
 
     Raises:
         InputError: the file cannot be read, or a cell is missing.
@@ -104,8 +108,9 @@ def describe_file(path: Path) -> str:
             f"labels {shown}{' ...' if len(found) > 10 else ''}"
         )
     file = tables.open_table(path)
-    table = file.read(file.names)
-    for name in file.names:
+    names = file.names if used is None else [name for name in file.names if name in used]
+    table = file.read(names)
+    for name in names:
         absent = table.is_missing(name)
         if absent.any():
             raise InputError(f"{table.cell(int(absent.argmax()), name)}: {MISSING_IN_NEW_ROW}")
@@ -229,7 +234,15 @@ def _encode_features(
     except UnknownCategory as error:
         raise NodeError(Code.BAD_CATEGORY, str(error)) from None
     except InputError as error:
-        raise NodeError(Code.BAD_CELL, str(error)) from None
+        texts = [
+            repr(spec.name)
+            for spec in encoded
+            if isinstance(spec, NumberColumn)
+            and table.is_text(spec.name)
+            and not any(map(is_number, table.codes(spec.name)[1]))
+        ]
+        advice = f", or name {', '.join(texts)} in categories in the run config" if texts else ""
+        raise NodeError(Code.BAD_CELL, f"{error}{advice}") from None
 
 
 def _digest(table: DataTable, names: Sequence[str]) -> str:

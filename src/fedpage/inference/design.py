@@ -27,6 +27,7 @@ class Design:
         mean: What is subtracted from each column, (p,).
         scale: What it is divided by, (p,).
         intercept: Whether an intercept follows the columns.
+        references: The levels that others are compared with, such as "smoker=no".
     """
 
     names: tuple[str, ...]
@@ -35,6 +36,7 @@ class Design:
     mean: Vector
     scale: Vector
     intercept: bool
+    references: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ def make_design(data: Dataset, reference: Mapping[str, str], intercept: bool) ->
             )
     kept: list[int] = []
     factors: dict[str, tuple[int, ...]] = {}
+    references: list[str] = []
     first = 0
     for column in encoded:
         count = len(column.features)
@@ -97,13 +100,14 @@ def make_design(data: Dataset, reference: Mapping[str, str], intercept: bool) ->
             if len(own) > 1:
                 factors[column.name] = tuple(range(len(kept), len(kept) + len(own)))
             kept += own
+            references.append(f"{column.name}={level}")
         else:
             kept += chosen
         first += count
     features = np.array(kept if encoded else range(data.features), dtype=np.int64)
     chosen_names = tuple(names[feature] for feature in features)
     zero, one = np.zeros(len(features)), np.ones(len(features))
-    return Design(chosen_names, features, factors, zero, one, intercept)
+    return Design(chosen_names, features, factors, zero, one, intercept, tuple(references))
 
 
 def standardise(design: Design, sums: Vector, squares: Vector, rows: int) -> Design:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -131,7 +132,12 @@ def fit(
             simulation.step()
             if newton.is_done():
                 floats = (2 * len(design.names) + 5) * problem.N
-                return newton.result(data.classes, problem, covariance, floats)
+                found = newton.result(data.classes, problem, covariance, floats)
+                known = data.encoding
+                return replace(
+                    found, label=known.label if known else None,
+                    dropped_rows=known.dropped_rows if known else 0,
+                )  # fmt: skip
     newton.explain()
     raise InputError(f"fit: {no_maximum(max_exchanges)}")
 
@@ -149,60 +155,94 @@ def _load(
     options: Mapping[str, Any],
 ) -> tuple[Dataset, Any, Any]:  # fmt: skip
     """Load a table as a data set; for a Cox model also its times and events."""
-    if isinstance(table, (list, tuple)) and table and isinstance(table[0], (str, os.PathLike)):
-        if client is not None and len(table) > 1:
-            raise InputError("fit: with several files every file is a site; leave client out")
-        text = options.get("categorical", ())
-        table, client = (_join_files(table, text), _SITE) if len(table) > 1 else (table[0], client)
-    is_file = isinstance(table, (str, os.PathLike))
-    read = load if is_file else Dataset.from_frame
-    if family != "cox":
-        return read(table, label=label, client=client, **options), time, event
-    if isinstance(label, str) or label is None or len(label) != 2:
+    is_cox = family == "cox"
+    if is_cox and (isinstance(label, str) or label is None or len(label) != 2):
         raise InputError('fit: "cox" needs the columns of time and event, label=("time", "event")')
+    is_files = isinstance(table, (list, tuple)) and all(
+        isinstance(path, (str, os.PathLike)) for path in table
+    )
+    if is_files and len(table) == 1:
+        table, is_files = table[0], False
+    if is_files and client is not None and table:
+        raise InputError("fit: with several files every file is a site; leave client out")
+    if isinstance(table, (str, os.PathLike)) and not is_cox:
+        return load(table, label=label, client=client, **options), time, event
+
+    from fedpage.data.frames import FrameReader
+    from fedpage.data.registry import TableOptions
+    from fedpage.data.tables import Reader, make_dataset, open_table
+
+    chosen = TableOptions(client=_SITE if is_files and table else client, **options)
+    reader: Reader
+    if is_files and table:
+        reader = _open_sites(table, label, chosen)
+    elif isinstance(table, (str, os.PathLike)):
+        reader = open_table(check_file(table))
+    else:
+        reader = FrameReader(table, "frame")
+    if not is_cox:
+        return make_dataset(reader, replace(chosen, label=label), reader.source), time, event
     first, second = label
-    drop = tuple(options.get("drop", ()))
-    rest = {key: value for key, value in options.items() if key != "drop"}
-    data = read(table, label=first, client=client, drop=(*drop, second), **rest)
-    other = read(table, label=second, client=client, drop=(*drop, first), **rest)
-    return data, outcomes(data), outcomes(other)
+    rows = 0
+    if chosen.missing == "drop":
+        reader, rows = _with_outcomes(reader, (first, second))
+    data, ends = (
+        make_dataset(reader, replace(chosen, label=one, drop=(*chosen.drop, other)), reader.source)
+        for one, other in ((first, second), (second, first))
+    )
+    if data.encoding and rows:
+        encoding = replace(data.encoding, dropped_rows=data.encoding.dropped_rows + rows)
+        data = replace(data, encoding=encoding)
+    return data, outcomes(data), outcomes(ends)
 
 
-def _join_files(paths: Sequence[str | os.PathLike[str]], text: Sequence[str]) -> Any:
-    """Return one frame of the tables of several sites, with the site of each row.
+def _open_sites(paths: Sequence[str | os.PathLike[str]], label: Any, chosen: Any) -> Any:
+    """Return the reader of the tables of several sites as one.
 
     Args:
         paths: The files.
-        text: Columns of categories even if they hold numbers.
+        label: The column or columns of the outcome.
+        chosen: The options of the table.
     """
-    import polars as pl
-
+    from fedpage.data.frames import SitesReader
     from fedpage.data.tables import open_table
 
-    frames: list[pl.DataFrame] = []
-    for path in paths:
-        reader = open_table(check_file(path))
-        own = reader.read(reader.names, text).frame.with_columns(pl.lit(str(path)).alias(_SITE))
-        first = frames[0] if frames else own
-        if set(own.columns) != set(first.columns):
-            raise InputError(f"{path}: its columns are not those of {paths[0]}")
-        for name in own.columns:
-            if own[name].dtype != first[name].dtype:
-                raise InputError(
-                    f"{path}: column {name!r} holds text at one site and numbers at another; "
-                    "correct the cells, or give categorical= (--categorical)"
-                )
-        frames.append(own.select(first.columns))
-    return pl.concat(frames)
+    files = [check_file(path).resolve() for path in paths]
+    for place, file in enumerate(files):
+        if file in files[:place]:
+            raise InputError(f"{paths[place]}: the file is given twice; each site has its own file")
+    readers = {str(path): open_table(check_file(path)) for path in paths}
+    unused = set(chosen.drop)
+    if chosen.columns is not None:
+        used = {*chosen.columns, *((label,) if isinstance(label, str) else label or ())}
+        unused |= {name for reader in readers.values() for name in reader.names} - used
+    return SitesReader(readers, _SITE, unused)
+
+
+def _with_outcomes(reader: Any, label: tuple[str, str]) -> tuple[Any, int]:
+    """Return the reader of the rows that have a time and an event, and how many have not."""
+    from fedpage.data.frames import RowsReader, check_names
+
+    check_names(label, reader.names, reader.source)
+    table = reader.read(label)
+    absent = table.is_missing(label[0]) | table.is_missing(label[1])
+    return (RowsReader(reader, ~absent), int(absent.sum())) if absent.any() else (reader, 0)
 
 
 def outcomes(data: Dataset) -> Vector:
-    """Return the labels of a data set as numbers, as they were given."""
+    """Return the labels of a data set as numbers, as they were given; true is 1."""
     if data.classes is None:
         return data.y
+    if set(data.classes) <= {False, True}:
+        return (data.y > 0).astype(np.float64)
     numbers = np.array([as_number(value) for value in data.classes])
     if np.isnan(numbers).any():
-        raise InputError(f"{data.name}: the outcome must be numbers, not {data.classes[0]!r}")
+        text = next(value for value in data.classes if math.isnan(as_number(value)))
+        name = f", column {data.encoding.label!r}" if data.encoding else ""
+        raise InputError(
+            f"{data.name}{name}: the outcome must be numbers, not {text!r}; write 1 for yes or an "
+            "event and 0 for no"
+        )
     codes = (data.y > 0).astype(np.int64) if len(numbers) == 2 else data.y.astype(np.int64)
     return np.asarray(numbers[codes])
 
@@ -226,7 +266,7 @@ def _make_problem(
     if family == "logistic":
         y = data.y
         if set(np.unique(y).tolist()) != {-1.0, 1.0}:
-            raise InputError(f"{data.name}: logistic regression needs outcomes of two kinds")
+            raise InputError(_not_two_kinds(data))
         positive = float((y[order] > 0).sum())
         sums_of_b = Outcome(n, positive, positive, 0.0, 0.0)
     else:
@@ -242,6 +282,17 @@ def _make_problem(
         weights="size",
     )  # fmt: skip
     return model, design, sums_of_b
+
+
+def _not_two_kinds(data: Dataset) -> str:
+    """Return the sentence about an outcome that a logistic regression cannot have."""
+    kinds = data.classes or tuple(np.unique(data.y).tolist())
+    shown = ", ".join(f"{kind:g}" if isinstance(kind, float) else str(kind) for kind in kinds[:4])
+    name = f", column {data.encoding.label!r}" if data.encoding else ""
+    return (
+        f"{data.name}{name}: logistic regression needs outcomes of two kinds, such as 0 and 1, not "
+        f"{len(kinds):,} ({shown}{', ...' if len(kinds) > 4 else ''})"
+    )
 
 
 class NewtonFit:

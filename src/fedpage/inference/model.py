@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from fedpage.core.errors import InputError
 from fedpage.core.files import check_file, put
 from fedpage.core.types import Vector
 from fedpage.data.dataset import Dataset, class_targets
-from fedpage.data.encoding import CategoryColumn, EncodedColumn, Encoding, NumberColumn
+from fedpage.data.encoding import (
+    CategoryColumn,
+    EncodedColumn,
+    Encoding,
+    NumberColumn,
+    UnknownCategory,
+)
 from fedpage.data.files import table_suffix
 from fedpage.data.partition import blocks
 from fedpage.problems import OBJECTIVES
@@ -66,15 +73,15 @@ class FederatedModel:
 
         Args:
             rows: The path of a table, a frame, columns {name: values}, rows [{name: value}], or an
-                array of the features (n, p).
+                array of the features (n, p). Columns that the model does not use are ignored.
 
         Returns:
             (n,) labels, means of a regression, or for a Cox model the risks exp(x.b).
 
         Raises:
-            InputError: If a column is missing or unknown, or a cell cannot be encoded.
+            InputError: If a column is missing, or a cell cannot be encoded.
         """
-        found = np.asarray(self._problem.predict(self.x, _open(rows)))
+        found = self._apply("predict", rows)
         return np.exp(found) if self.family == "cox" else found
 
     def predict_proba(self, rows: Any) -> Vector:
@@ -86,13 +93,25 @@ class FederatedModel:
         Raises:
             InputError: If the model has no probabilities, or the rows cannot be used.
         """
-        return np.asarray(self._problem.predict_proba(self.x, _open(rows)))
+        return self._apply("predict_proba", rows)
 
-    @property
-    def _problem(self) -> Any:
-        """A problem with the features and classes of the model, and rows of zeros."""
+    def _apply(self, method: str, rows: Any) -> NDArray[Any]:
+        """Call a method of a problem that predicts new rows."""
+        rows = _open(rows)
+        try:
+            return np.asarray(getattr(self._problem(_names(rows)), method)(self.x, rows))
+        except UnknownCategory as error:
+            fact = str(error).partition("; correct it")[0]
+            raise UnknownCategory(f"{fact}; correct it or leave the row out") from None
+
+    def _problem(self, others: tuple[str, ...]) -> Any:
+        """Return a problem with the features and classes of the model, and rows of zeros.
+
+        Args:
+            others: The columns that new rows may have beside those of the features.
+        """
         count = max(len(self.classes), 1)
-        encoding = Encoding(self.columns, self.label or None, left_out=self.left_out)
+        encoding = Encoding(self.columns, self.label or None, left_out=others)
         rows = Dataset(
             "the model's rows",
             np.zeros((count, self.features)),
@@ -139,6 +158,20 @@ def load_federated(path: str | os.PathLike[str]) -> FederatedModel:
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
         raise InputError(f"{file}: not a model that a federation has written") from None
+
+
+def _names(rows: Any) -> tuple[str, ...]:
+    """Return the names of the columns of a table, a frame, columns or rows; () of an array."""
+    if isinstance(rows, (list, tuple)) and rows and isinstance(rows[0], Mapping):
+        rows = rows[0]
+    if isinstance(rows, Mapping):
+        return tuple(rows)
+    if hasattr(rows, "iloc"):  # of pandas, where a column may be called "names"
+        return tuple(rows.columns)
+    for attribute in ("names", "column_names", "columns"):  # an open file, pyarrow, others
+        if (found := getattr(rows, attribute, None)) is not None and not callable(found):
+            return tuple(found)
+    return ()
 
 
 def _open(rows: Any) -> Any:

@@ -43,6 +43,14 @@ _SUFFIXES: dict[str, Format] = {
 }  # fmt: skip
 
 
+def check_suffix(path: str | os.PathLike[str]) -> Format:
+    """Return the format of a file by its suffix; raise an InputError if it has none."""
+    found = _SUFFIXES.get(Path(path).suffix.lower())
+    if found is None:
+        raise InputError(f"{path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    return found
+
+
 class WaldTest(NamedTuple):
     """A test that some coefficients are all 0."""
 
@@ -77,6 +85,8 @@ class FitResult:
         design: The columns of the data that the parameters belong to.
         classes: The two outcomes of a logistic regression; the second is the event.
         warnings: Sentences about what limits the result.
+        label: The column of the outcome, if it is known.
+        dropped_rows: The rows that were left out because a value was missing.
     """
 
     family: Family
@@ -98,6 +108,8 @@ class FitResult:
     design: Design
     classes: tuple[Any, ...] | None
     warnings: tuple[str, ...] = ()
+    label: str | None = None
+    dropped_rows: int = 0
     _cov: Vector = field(default_factory=lambda: np.empty((0, 0)))
 
     @property
@@ -266,6 +278,22 @@ class FitResult:
                 }
         return rows
 
+    def notes(self) -> tuple[str, ...]:
+        """Return lines on what the coefficients mean: the event, and the levels left out."""
+        event = self.classes[1] if self.classes else None
+        if isinstance(event, float):
+            event = f"{event:g}"
+        compared, left_out = ", ".join(self.design.references), self.dropped_rows
+        lines = (
+            f"The event is {self.label}={event}." if self.label and self.classes else "",
+            f"Levels are compared with {compared}." if compared else "",
+            f"{left_out:,} row{'s'[: left_out > 1]} with a missing value "
+            f"{'were' if left_out > 1 else 'was'} left out."
+            if left_out
+            else "",
+        )
+        return tuple(filter(None, lines))
+
     def facts(self) -> dict[str, Any]:
         """Return what is said about the fit as a whole, by name."""
         test = self.lr_test()
@@ -296,7 +324,10 @@ class FitResult:
         """
         rows, facts = self.table(ratios, alpha), self.facts()
         if format == "json":
-            return json.dumps({"coefficients": rows, **facts, "warnings": self.warnings}, indent=2)
+            return json.dumps(
+                {"coefficients": rows, **facts, "notes": self.notes(), "warnings": self.warnings},
+                indent=2,
+            )
         if format == "csv":
             out = io.StringIO()
             writer = csv.DictWriter(out, rows[0], lineterminator="\n")
@@ -320,18 +351,26 @@ class FitResult:
                 colalign=("left", *("right",) * (len(rows[0]) - 1)),
             ),
         )  # fmt: skip
-        return "\n\n".join([_TITLES[self.family], *tables, *self.warnings]) + "\n"
+        last = ["\n".join(self.notes())] if self.notes() else []
+        return "\n\n".join([_TITLES[self.family], *tables, *last, *self.warnings]) + "\n"
 
-    def save(self, path: str | os.PathLike[str], *, ratios: bool = False) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], *, ratios: bool = False, alpha: float = 0.05
+    ) -> Path:
         """Write the summary in the format of the suffix: .txt, .md, .tex, .csv or .json.
+
+        Args:
+            path: The file; its directory is made if need be.
+            ratios: Whether to add the odds, rate or hazard ratios.
+            alpha: The intervals have the level 1 - alpha.
 
         Raises:
             InputError: If the suffix is another one.
         """
+        format = check_suffix(path)
         path = Path(path)
-        if path.suffix not in _SUFFIXES:
-            raise InputError(f"{path}: the suffix must be one of {', '.join(_SUFFIXES)}")
-        path.write_text(self.summary(_SUFFIXES[path.suffix], ratios=ratios), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.summary(format, ratios=ratios, alpha=alpha), encoding="utf-8")
         return path
 
     def plot(self, alpha: float = 0.05) -> Figure:
@@ -373,7 +412,7 @@ class FitResult:
     def _repr_html_(self) -> str:
         rows = self.table()
         cells = [[_number(key, value) for key, value in row.items()] for row in rows]
-        return html_table(_TITLES[self.family], list(rows[0]), cells, *self.warnings)
+        return html_table(_TITLES[self.family], list(rows[0]), cells, *self.notes(), *self.warnings)
 
 
 def _number(column: str, value: Any) -> str:

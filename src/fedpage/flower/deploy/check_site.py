@@ -21,10 +21,18 @@ from fedpage.flower.schema import parse_schema
 from fedpage.flower.secure_aggregation.protocol import find_settings
 
 
-def check_data(path: Path) -> str:
-    """Check that a data file can be read, whatever the run needs of it."""
+def check_data(path: Path, run: AppConfig | None = None) -> str:
+    """Check that a data file can be read, whatever the run needs of it.
+
+    Args:
+        path: The file.
+        run: The run's configuration, if it is known; its extra columns may have missing cells.
+    """
     require_file(path)
-    return site_files.describe_file(path)
+    schema = None if run is None else parse_schema(run)
+    if schema is None or not schema.ignores_extra or not schema.columns:
+        return site_files.describe_file(path)
+    return site_files.describe_file(path, {*schema.columns, schema.label, schema.event})
 
 
 def read_node_config(text: str) -> NodeConfig:
@@ -65,7 +73,7 @@ def check_site(node: NodeConfig, run: AppConfig | None) -> Iterator[CheckResult]
         * node.share_statistics,
     )
     if node.data:
-        yield run_check(lambda: check_data(Path(node.data)))
+        yield run_check(lambda: check_data(Path(node.data), run))
     if run is not None and (not node.data or Path(node.data).is_file()):
         yield run_check(lambda: _compare_site(node, run))
     yield run_check(lambda: _check_state_dir(node.state_dir))
