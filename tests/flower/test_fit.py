@@ -303,7 +303,8 @@ def test_a_sum_of_hessians_is_unmasked_whole_or_not_at_all(fit, node_log, monkey
 def test_no_other_name_unmasks_a_part_of_a_sum(fit, node_log, monkeypatch, name):
     """The nodes go by the sums of their Hessians, and not by what the server calls them."""
     secure = {"aggregation": "secure:bound=100,least=2", "standardise": True}
-    call, encode, grids = fp.Newton.call, protocol.encode_request, []
+    call, encode = fp.Newton.call, protocol.encode_request
+    grids: list = []
 
     def fault(client, message):
         if message.metadata.message_type == protocol.UNMASK and name == "Model":
