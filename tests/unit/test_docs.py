@@ -261,6 +261,8 @@ def require_packages(example, real) -> None:
         example.imports - set(sys.stdlib_module_names) - {"fedpage", "numpy"} - beside
     ):
         pytest.importorskip(package, reason=f"{example.path.name} needs {package}")
+    if "local_federation" in example.path.read_text(encoding="utf-8"):
+        pytest.importorskip("flwr", reason="this needs Flower: pip install 'fedpage[flower]'")
     if "flower" in example.name:
         pytest.importorskip(
             "ray", reason="Flower's simulation needs ray: pip install 'fedpage[flower-simulation]'"

@@ -379,3 +379,14 @@ def test_cox_with_true_and_false_and_missing_outcomes():
     text = refusal(fit, rows | {"died": ["yes", "no"] * 30}, "cox", **settings)
     assert "column 'died'" in text
     assert "write 1" in text
+
+
+def test_counts_with_a_large_mean():
+    """The first step leads to an infinite loss, which must not be accepted."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=200)
+    counts = rng.poisson(2000 * np.exp(0.1 * x))
+    table = {"x": x, "count": counts, "site": np.repeat(["a", "b"], 100)}
+    found = fp.fit(table, "poisson", label="count", client="site")
+    left = counts - np.exp(found.params[0] * x + found.params[1])
+    np.testing.assert_allclose([left.sum(), left @ x], 0.0, atol=1e-5 * counts.sum())

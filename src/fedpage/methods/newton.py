@@ -139,7 +139,7 @@ class Newton(BaseMethod):
         """Move on from x, or shorten the step if f is too high there."""
         f, g, H = float(replies.mean.f[0]), replies.mean.g, replies.mean.H
         t, slope = state.t, -state.decrement
-        allowed = state.f + _DESCENT * t * slope + _ROUNDING * (1.0 + abs(f))
+        allowed = state.f + _DESCENT * t * slope + _ROUNDING * (1.0 + abs(state.f))
         if t > 0.0 and not f <= allowed:
             best = minimise_cubic(t, state.f, slope, f, -dot(g, state.step))
             return self._ask(state._replace(t=min(max(best, 0.1 * t), 0.5 * t)))
