@@ -210,9 +210,13 @@ def test_closed_or_full_standard_output_is_reported():
 def test_missing_permissions_are_reported():
     """Root may do anything, so the process becomes nobody once it has imported what it needs."""
     become = """
-import os, sys, rich.progress, sklearn.datasets, fedpage.cli.main, fedpage.cli.run, typer.rich_utils
-from fedpage.runs import build, config
-build.build_problem(config.ProblemConfig(data="census:rows=100", clients=10))
+import contextlib, io, os, sys, sklearn.datasets, fedpage.cli.main, typer.rich_utils
+for words in (["--data", "census:rows=100", "--rounds", "1"], ["--data", "nothing"]):
+    sys.argv = ["fedpage", "run", "fedpage", "--clients", "10", *words]
+    quiet = io.StringIO()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        with contextlib.suppress(SystemExit):
+            fedpage.cli.main.main()
 os.setuid(65534)
 for words in (["--data", "secret"], ["--data", "census:rows=100", "--out", "new"]):
     sys.argv = ["fedpage", "run", "fedpage", "--clients", "10", *words]
