@@ -301,9 +301,15 @@ def test_a_file_of_each_site(tmp_path, run):
     assert found.names == expected.names == ("age", "sex=m", "Intercept")
     np.testing.assert_allclose(found.params, expected.params, rtol=1e-12)
     assert found.sites == 2
-    code, out, _ = run("fit", "a.csv", "b.csv", "--label", "ill")
+    code, out, _ = run("fit", "a.csv", "b.csv", "--label", "ill", "--covariance", "cluster")
     assert code == 0
     assert "sex=m" in out
+    code, out, _ = run(
+        "fit", "a.csv", "b.csv", "--label", "ill", "--covariance", "cluster", "--json"
+    )
+    document = json.loads(out)
+    assert "2 sites" in document["warnings"][0]
+    assert any("sex=f" in note for note in document["notes"])
     (tmp_path / "c.csv").write_text("age,sex,ill\nold,m,1\n")
     (tmp_path / "d.csv").write_text("age,gender,ill\n50,m,1\n")
     (tmp_path / "gap.csv").write_text("age,sex,ill\n50,m,1\n,f,0\n")

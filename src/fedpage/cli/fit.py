@@ -85,7 +85,8 @@ def fit(
         print(f"Table: {result.save(save, ratios=ratios, alpha=1.0 - level)}")
     if figure:
         print(f"Picture: {write_figure(result.plot(1.0 - level), figure)}")
-    return {"coefficients": result.table(ratios, 1.0 - level), **result.facts()}
+    document = {"coefficients": result.table(ratios, 1.0 - level), **result.facts()}
+    return document | {"notes": result.notes(), "warnings": result.warnings}
 
 
 def _names(text: str) -> tuple[str, ...]:
