@@ -24,7 +24,7 @@ from fedpage.inference.model import MODEL_FILE, FederatedModel
 from fedpage.inference.result import Family, FitResult
 
 _FIRST = "first.npz"
-"""The file of the first exchange, which tests of the whole fit compare with."""
+"""The file of the first exchange, which a run that is resumed needs for the null model."""
 
 
 class SiteFit:
@@ -44,7 +44,8 @@ class SiteFit:
         out: Path,
     ) -> None:  # fmt: skip
         self._config, self._out = config, out
-        family: Family = config.family or "logistic"
+        assert config.family
+        family: Family = config.family
         design = make_site_design(schema, agreement, config.intercept)
         self._fit = NewtonFit(engine, family, design, rows, None)
         if agreement.constants:

@@ -128,7 +128,7 @@ def fit(
     simulation = Simulation(problem, Newton(), seed=0)
     newton = NewtonFit(simulation, family, design, outcome.rows, outcome)
     with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(max_exchanges + 1):
+        for _ in range(max_exchanges):
             simulation.step()
             if newton.is_done():
                 floats = (2 * len(design.names) + 5) * problem.N
